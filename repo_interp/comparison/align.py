@@ -158,7 +158,7 @@ def _labelled(group: xr.Dataset, variables: Sequence[Hashable]) -> xr.Dataset:
 
 
 def _empty(arrays: Sequence[xr.DataArray]) -> Any:
-    """What stands for no value of a variable."""
+    """The fill value of a variable where a run has none."""
     kinds = {array.dtype.kind for array in arrays}
     return "" if kinds & set("OUST") else -1 if kinds <= set("iu") else np.nan
 

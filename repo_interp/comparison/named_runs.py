@@ -1,7 +1,7 @@
-"""Runs as they are given - trees, run files, directories - as runs by name.
+"""Trees, run files and directories as runs by name.
 
-Runs of one checkpoint that measure different things - an analysis and its scores - are one run. A run is called what the caller says, else
-by its checkpoint where that tells runs apart, else by its directory. Knows nothing about what they are compared by.
+Runs of one checkpoint that measure different things - an analysis and its scores - are one run. The caller names a run; else its checkpoint
+does, where all checkpoints differ; else its directory. Knows nothing about what they are compared by.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def layout_of(run: xr.DataTree) -> str:
 
 
 def _opened(run: Run) -> list[tuple[str, xr.DataTree]]:
-    """The name of the directory and the run in it, and the same for those of its scores beside it."""
+    """The name of the directory and the run in it, and the same for the runs of its scores."""
     if isinstance(run, xr.DataTree):
         return [(run.name or "", run)]
     path = path_of(run, "a run.nc or its directory, beside runs")

@@ -1,6 +1,6 @@
 """Notes of a comparison: one line for everything that cannot be compared or was measured differently.
 
-Knows how runs say what they were measured with; nothing about how they are joined.
+Knows the attributes that describe a measurement; nothing about how runs are joined.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def on_shapes(groups: Mapping[str, xr.Dataset], joined: xr.Dataset) -> Iterator[
 def on_measure(measure: str, groups: Mapping[str, xr.Dataset]) -> Iterator[str]:
     """A line for every parameter of a measure that differs between its `groups`, and one for test sets with different prompts.
 
-    Options of a task say how its prompts came about: where these are the same, so that their digests agree, none of them is named.
+    Options of a task make its prompts. Where the digests of prompts agree, none of these options is named.
     """
     digests = [group["prompts_digest"] for group in groups.values() if "prompts_digest" in group]
     asked = [(str(name), str(digest)) for own in digests for name, digest in zip(own["test_set"].values, own.values, strict=True)]

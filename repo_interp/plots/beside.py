@@ -1,7 +1,7 @@
 """What a view shows of several runs: a tree with an axis `run`, as `repo_interp.compare` makes it.
 
-    figures     what the view draws itself (`View.beside`), and the other variables in `View.compared` by the rule of `marks.beside`
-    tables      one row per variable (and name), one column per run, and what the view says beside them
+    figures     the view's own (`View.beside`), and the other variables in `View.compared` by the rule of `marks.beside`
+    tables      one row per variable (and name), one column per run, then the view's own tables
     cell        mean over everything that a run has of the variable; what is the same in every run, value by value, is named alone
     difference  second run - first, for two runs;  +-  its standard error over prompts, paired, where both saw the same ones: all of a
                 run's, or those of a test set

@@ -1,6 +1,6 @@
 """Which view shows a group of a run - ours in the order of the page, then those of other packages - and all that they draw.
 
-The groups of a comparison, a tree with an axis `run`, are shown by the same views, run beside run (`beside`).
+The groups of a comparison, a tree with an axis `run`, are shown by the same views, with all runs in one figure (`beside`).
 
 Views are entry points (`entry_points.VIEWS`) under the name of their group, ours like those of other packages. Another package gives a
 `View`, or a plain function of a run that yields (name, figure) pairs, which becomes a view whose other fields have their defaults.
@@ -71,7 +71,7 @@ class Drawn(NamedTuple):
 
     @property
     def caption(self) -> str:
-        """What is drawn; where the figure does not say, its name in words: "gates_layer2_head0" -> "Gates, layer 2, head 0"."""
+        """What is drawn; without a caption of its own, its name in words: "gates_layer2_head0" -> "Gates, layer 2, head 0"."""
         words = re.sub(r"_(layer|head)(\d+)", r", \1 \2", self.name).replace("_", " ")
         return getattr(self.figure, "caption", "") or words[:1].upper() + words[1:]
 

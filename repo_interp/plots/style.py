@@ -293,7 +293,7 @@ def _make_legible(figure: Figure) -> None:
 
 
 def scheme_colour(scheme: str) -> str:
-    """The colour of a position scheme; a variant ("hope_ab1") has its family's, and dark grey stands for a family that is not known."""
+    """The colour of a position scheme; a variant ("hope_ab1") has its family's, and a family that is not known is dark grey."""
     return SCHEME_COLOURS.get(scheme, SCHEME_COLOURS.get(scheme.split("_")[0], _UNKNOWN))
 
 

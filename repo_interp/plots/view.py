@@ -1,13 +1,13 @@
 """One group of a run, and all that is shown of it: `View`, read by `figures/`, the report page and the terminal.
 
 Of several runs, a tree with an axis `run` as `repo_interp.compare` makes it, the variables that a view names are drawn by one rule
-(`plots.beside`). A view is data and functions of a run; who shows it decides how. Ours stand in `entry_points.OWN`, in the form in which
-another package gives its own: "module:object", under the name of the group.
+(`plots.beside`). A view is data and functions of a run; the page and the terminal decide how to show it. Ours are
+listed in `entry_points.OWN`, in the form in which another package gives its own: "module:object", under the name of the group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from typing import Any
@@ -25,7 +25,7 @@ Figures = Callable[[xr.DataTree], Iterator[tuple[str, Figure]]]
 
 @dataclass(frozen=True)
 class PageOptions:
-    """What the caller of the page asked for."""
+    """The caller's options of a page."""
 
     prompts: tuple[int, ...] | None = None
     """Prompts whose positions are embedded, in order; None: all, as many as fit."""
@@ -42,41 +42,22 @@ class Interactive:
     script: Traversable
     """A file of JavaScript that sets `reportSections[group] = function (section, data, page) {...}`; it may use Plotly."""
     data: Callable[[xr.DataTree, PageOptions], tuple[Any, Sequence[str]]]
-    """JSON for the script, None where there is nothing to work with; and sentences that say what was left out."""
+    """JSON for the script, None where there is nothing to work with; and sentences for what was left out."""
     parts: tuple[Traversable, ...] = ()
     """Files of JavaScript that run before `script`."""
 
 
-def _no_figures(run: xr.DataTree) -> Iterator[tuple[str, Figure]]:
-    yield from ()
-
-
-def _no_tables(run: xr.DataTree) -> Sequence[Table]:
-    return ()
-
-
-def _no_head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
-    return ()
-
-
-def _no_head_charts(run: xr.DataTree) -> Sequence[HeadChart]:
-    return ()
-
-
-def _describes_nothing(run: xr.DataTree) -> str:
-    return ""
-
-
-def _always(run: xr.DataTree) -> bool:
-    return True
+def _nothing(run: xr.DataTree) -> Iterator[Any]:
+    """What a view gives that has no figures, no tables, no maps or no charts."""
+    return iter(())
 
 
 @dataclass(frozen=True)
 class Beside:
-    """What a view shows of a tree with an axis `run`, beside the variables in `View.compared`."""
+    """What a view shows of a tree with an axis `run`, in addition to the variables in `View.compared`."""
 
-    figures: Figures = _no_figures
-    tables: Callable[[xr.DataTree], Sequence[Table]] = _no_tables
+    figures: Figures = _nothing
+    tables: Callable[[xr.DataTree], Iterable[Table]] = _nothing
 
 
 @dataclass(frozen=True)
@@ -86,22 +67,22 @@ class View:
     group: str
     title: str
     lead: str | Callable[[xr.DataTree], str]
-    """A sentence, or a function of the run that gives it: what is shown, and what it does not say."""
-    figures: Figures = _no_figures
-    tables: Callable[[xr.DataTree], Sequence[Table]] = _no_tables
+    """A sentence, or a function of the run that gives it: what is shown, and its limits."""
+    figures: Figures = _nothing
+    tables: Callable[[xr.DataTree], Iterable[Table]] = _nothing
     """The same rows for the page, the terminal and the notebook."""
-    head_maps: Callable[[xr.DataTree], Sequence[HeadMap]] = _no_head_maps
+    head_maps: Callable[[xr.DataTree], Iterable[HeadMap]] = _nothing
     """Maps of heads for the page: a click opens the head in the explorer, where the run has positions."""
-    head_charts: Callable[[xr.DataTree], Sequence[HeadChart]] = _no_head_charts
+    head_charts: Callable[[xr.DataTree], Iterable[HeadChart]] = _nothing
     """Charts for the page that follow the head, prompt and token chosen in the explorer."""
-    informative: Callable[[xr.DataTree], bool] = _always
-    """Whether figures and tables say anything about this run; ranges and patterns of token indices do not, and the page folds them."""
-    describe: Callable[[xr.DataTree], str] = _describes_nothing
-    """What a run with this group is about, as the title of its page; "" where another group or the title of a section says it."""
+    informative: Callable[[xr.DataTree], bool] = lambda run: True
+    """Whether figures and tables are worth reading for this run. The page folds them where not, such as ranges of token indices."""
+    describe: Callable[[xr.DataTree], str] = lambda run: ""
+    """What a run with this group is about, as the title of its page; "" to leave it to another group or to the title of a section."""
     interactive: Interactive | None = None
     compared: tuple[str, ...] | None = None
     """Variables that have a figure where runs are compared; None: all."""
     not_averaged: tuple[str, ...] = ()
-    """Variables whose mean over everything says nothing: signs cancel, or every run has its own axes."""
+    """Variables without a useful mean over everything: signs cancel, or every run has its own axes."""
     beside: Beside = Beside()
-    """What is shown of several runs besides."""
+    """What else is shown of several runs."""

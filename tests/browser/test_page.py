@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,13 +9,13 @@ import numpy as np
 import pytest
 import xarray as xr
 from chromium import Browser, executable
+from drawn import without_pictures
 from families import tiny
 from run_fixture import large_run, small_run
 
 import repo_interp as ri
 from repo_interp.measures.attention_rows import AttentionRows
 from repo_interp.plots import report_page
-from repo_interp.plots.marks.head_charts import NOTHING, HeadImage
 from repo_interp.plots.pages.report import write_report
 
 CHROMIUM = executable()
@@ -25,22 +24,14 @@ WORDS = ["<bos>", "A", "special", "magic", "number", "is", "hidden", "here", "an
 
 
 def word_run() -> xr.DataTree:
-    """Twelve words, two layers of two heads, and logits of every pair: head 1 of layer 1 sends token 9 to token 3."""
-    run = small_run()
-    positions = run["positions"].to_dataset().isel(prompt=[0], layer=[2, 3], head=[0, 1], token=slice(0, 12)).copy(deep=True)
-    positions = positions.drop_vars("token_text").assign(token_text=(("prompt", "token"), [WORDS]))
-    positions["token_count"][:] = 12
+    """Twelve words, two layers of two heads, and logits of every pair: head 1 of layer 3 sends token 9 to token 3."""
+    positions = small_run()["positions"].to_dataset().isel(prompt=[0], layer=[2, 3], head=[0, 1], token=slice(0, 12))
+    positions = positions.assign(token_text=(("prompt", "token"), [WORDS]), token_count=("prompt", [12]))
     logits = np.where(np.tri(12, dtype=bool), 0.0, np.nan) * np.ones((2, 2, 1, 1))
     logits[1, 1, 9, 3] = 5.0
     maps = xr.Dataset(
         {"logit_map": (("layer", "head", "query_block", "key_block"), logits), "block_size": 1},
-        coords={
-            "layer": [2, 3],
-            "head": [0, 1],
-            "query_block": range(12),
-            "key_block": range(12),
-            "scheme": ("layer", ["repo", "repo"]),
-        },
+        {name: positions[name] for name in ("layer", "head", "scheme")} | {"query_block": range(12), "key_block": range(12)},
     )
     return xr.DataTree.from_dict({"/positions": positions, "/maps": maps})
 
@@ -76,13 +67,14 @@ def browser(tmp_path_factory) -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory, rope) -> Path:
     directory = tmp_path_factory.mktemp("pages")
-    report_page(small_run(), directory / "small.html")
-    report_page(word_run(), directory / "words.html")
-    report_page(large_run(prompts=1, layers=3, heads=4, tokens=4096), directory / "long.html", megabytes=0.2)
-    report_page(rope, directory / "rope.html")
-    report_page(measured("repo", ("positions", AttentionRows(rows=4, keys=3), "predictions")), directory / "few.html")
-    sides = {layout: measured(layout, ("positions", *TOKENS)) for layout in ("repo", "repo@1")}
-    assert not write_report(ri.compare(sides), directory / "compared.html", directory / "figures")
+    with without_pictures():
+        report_page(small_run(), directory / "small.html")
+        report_page(word_run(), directory / "words.html")
+        report_page(large_run(prompts=1, layers=3, heads=4, tokens=4096), directory / "long.html", megabytes=0.2)
+        report_page(rope, directory / "rope.html")
+        report_page(measured("repo", ("positions", AttentionRows(rows=4, keys=3), "predictions")), directory / "few.html")
+        sides = {layout: measured(layout, ("positions", *TOKENS)) for layout in ("repo", "repo@1")}
+        assert not write_report(ri.compare(sides), directory / "compared.html", directory / "figures")
     return directory
 
 
@@ -124,15 +116,6 @@ def find(browser: Browser, text: str) -> str:
     return text_of(browser, "#explorer-found")
 
 
-def test_it_opens_on_all_heads_and_the_prompt(opened):
-    browser = opened("small.html")
-    assert tiles(browser) == [f"{layer}/{head}" for layer in range(6) for head in range(4)]
-    assert browser.run("document.querySelectorAll('#explorer-text span[data-token]').length") == 96
-    first, second = shown_heads(browser)
-    assert first != second
-    assert "No token is chosen" in text_of(browser, "#explorer-facts")
-
-
 def test_heads_are_sorted_by_a_score_and_filtered(opened):
     browser = opened("small.html")
     mass = 100 * small_run()["attention_mass"].to_dataset()["mass"].sel(span="needle").mean("prompt").values
@@ -151,32 +134,29 @@ def test_heads_are_sorted_by_a_score_and_filtered(opened):
     assert all(int(head[0]) >= 3 for head in tiles(browser))
 
 
-def test_a_click_opens_a_head_and_says_what_it_replaces(opened):
+def test_it_opens_on_all_heads_and_the_prompt_and_a_click_opens_a_head(opened):
     browser = opened("small.html")
+    assert tiles(browser) == [f"{layer}/{head}" for layer in range(6) for head in range(4)]
+    assert browser.run("document.querySelectorAll('#explorer-text span[data-token]').length") == 96
+    assert "No token is chosen" in text_of(browser, "#explorer-facts")
+    title, prompts = text_of(browser, "#gallery-score option"), small_run()["positions"].sizes["prompt"]
+    assert text_of(browser, "#gallery-mean") == f"Colour and number of a head: {title}, mean over {prompts} prompts."
+    mean, drawn = browser.run("document.querySelector('#gallery-grid .tile').title").split(". Drawn: ")
+    number = text_of(browser, "#gallery-grid .tile-score")
+    assert mean.endswith(f": {title}, mean over {prompts} prompts: {number}") and drawn.startswith("the chosen prompt")
     before = shown_heads(browser)
+    assert before[0] != before[1]
     wanted = next(head for head in reversed(tiles(browser)) if head not in before)
     browser.run(f"document.querySelector('.tile[data-head=\"{wanted}\"]').click()")
     assert shown_heads(browser) == [wanted, before[1]]
     replaced = f"L{before[0][0]} H{before[0][2]}"
     assert text_of(browser, "#explorer-said") == f"L{wanted[0]} H{wanted[2]} is shown in place of {replaced}."
-
-
-def test_a_head_is_never_added_twice(opened):
-    browser = opened("words.html")
-    for _ in range(2):
-        browser.run("document.querySelector('#explorer-add').click()")
-    assert sorted(shown_heads(browser)) == ["2/0", "2/1", "3/0", "3/1"]
-    assert browser.run("document.querySelector('#explorer-add').disabled")
-
-
-def test_global_is_one_scale_for_all_panels(opened):
-    browser = opened("small.html")
+    browser.run("document.querySelector('#explorer-text [data-token=\"9\"]').click()")
+    assert "does not hold where it looks" in text_of(browser, "#explorer-looks"), "this run has no logits"
     ranges = "[...document.querySelectorAll('#explorer-panels .plot')].map((one) => one.layout.yaxis.range.join())"
-    first, second = browser.run(ranges)
-    assert first != second
+    assert len(set(browser.run(ranges))) == 2
     browser.run("document.querySelector('input[value=global]').click()")
-    first, second = browser.run(ranges)
-    assert first == second
+    assert len(set(browser.run(ranges))) == 1, "one scale for all panels"
 
 
 def test_words_are_found_across_tokens(opened):
@@ -187,6 +167,10 @@ def test_words_are_found_across_tokens(opened):
     assert find(browser, "magic").startswith("1 of 2") and find(browser, "magic").startswith("2 of 2")
     assert "Token 9" in text_of(browser, "#explorer-facts")
     assert "is not in this prompt" in find(browser, "needle")
+    for _ in range(2):  # a head is never added twice
+        browser.run("document.querySelector('#explorer-add').click()")
+    assert sorted(shown_heads(browser)) == ["2/0", "2/1", "3/0", "3/1"]
+    assert browser.run("document.querySelector('#explorer-add').disabled")
 
 
 def test_a_clicked_token_says_where_it_looks(opened):
@@ -197,12 +181,6 @@ def test_a_clicked_token_says_where_it_looks(opened):
     assert f"L3 H1 looks from token 9 at tokens 3 “magic” {share:.1f} %" in text_of(browser, "#explorer-looks")
     browser.run("document.querySelector('.tile[data-head=\"2/0\"]').click()")
     assert "L2 H0 looks from token 9 at tokens 0 “<bos>” 10 %" in text_of(browser, "#explorer-looks")
-
-
-def test_a_run_without_logits_says_so(opened):
-    browser = opened("small.html")
-    browser.run("document.querySelector('#explorer-text [data-token=\"9\"]').click()")
-    assert "does not hold where it looks" in text_of(browser, "#explorer-looks")
 
 
 def test_keys_step_through_tokens_and_heads(opened):
@@ -245,14 +223,6 @@ def test_long_prompts_are_a_median_until_they_are_zoomed_to(opened):
     assert dots.startswith("lines+markers")
     first, last = browser.run("document.querySelector('#explorer-panels .plot').layout.xaxis.range")
     assert first < 3000 < last and last - first < 200
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_a_narrow_page_is_as_wide_as_its_window(opened, dark):
-    browser = opened("small.html", width=420, dark=dark)
-    assert browser.run("document.documentElement.scrollWidth") <= 420
-    paper = browser.run("document.querySelector('#explorer-panels .plot').layout.paper_bgcolor")
-    assert paper == ("#1e2023" if dark else "#ffffff")
 
 
 def test_a_run_without_positions_opens_on_its_heads_and_shows_where_they_look(opened, rope):
@@ -317,36 +287,15 @@ def test_what_is_chosen_on_one_side_of_a_comparison_is_chosen_on_the_other(opene
     assert browser.run("document.documentElement.scrollWidth") <= 420
 
 
-def test_images_of_heads_are_coarsened_until_they_fit():
-    logits = np.where(np.tri(2001, dtype=bool), np.arange(2001.0), np.nan)
-    values = xr.DataArray(logits[None, None], dims=("layer", "head", "row", "column"), coords={"layer": [0], "head": [0]})
-    image = HeadImage("logits", "key", "query", values, 1, 2001, 0).data()
-    assert (image["rows"], image["columns"], image["size"]) == (1001, 1001, 2)
-    levels = np.frombuffer(b64decode(image["values"]), dtype="<u2").reshape(1001, 1001)
-    decoded = np.where(levels == NOTHING, np.nan, image["low"][0][0] + image["spread"][0][0] * levels / (NOTHING - 1))
-    assert np.isnan(decoded[0, 1:]).all() and decoded[0, 0] == pytest.approx(1 / 3, abs=0.02)  # the mean of its three pairs
-    assert decoded[500, :500] == pytest.approx(np.arange(500) * 2 + 0.5, abs=0.05)
-    assert decoded[-1, -1] == pytest.approx(2000, abs=0.05)
-
-
-@pytest.mark.parametrize("width", [600, 800, 1280, 1600])
-def test_no_control_is_cut_at_usual_widths(opened, width):
-    browser = opened("small.html", width=width)
+@pytest.mark.parametrize(("width", "dark"), [(420, False), (420, True), (600, False), (800, False), (1280, False), (1600, False)])
+def test_a_page_is_as_wide_as_its_window_and_no_control_is_cut(opened, width, dark):
+    browser = opened("small.html", width=width, dark=dark)
     assert browser.run("document.documentElement.scrollWidth") <= width
+    paper = browser.run("document.querySelector('#explorer-panels .plot').layout.paper_bgcolor")
+    assert paper == ("#1e2023" if dark else "#ffffff")
     cut = """[...document.querySelectorAll('select')].filter((one) => one.offsetParent).flatMap((one) => {
         const pen = document.createElement('canvas').getContext('2d');
         pen.font = getComputedStyle(one).font;
         return [...one.options].map((option) => option.text).filter((text) => pen.measureText(text).width > one.clientWidth - 16);
     })"""
-    assert browser.run(cut) == []
-
-
-def test_the_map_of_heads_says_over_what_its_numbers_are_means(opened):
-    browser = opened("small.html")
-    prompts = small_run()["positions"].sizes["prompt"]
-    assert prompts > 1
-    title = text_of(browser, "#gallery-score option")
-    assert text_of(browser, "#gallery-mean") == f"Colour and number of a head: {title}, mean over {prompts} prompts."
-    mean, drawn = browser.run("document.querySelector('#gallery-grid .tile').title").split(". Drawn: ")
-    number = text_of(browser, "#gallery-grid .tile-score")
-    assert mean.endswith(f": {title}, mean over {prompts} prompts: {number}") and drawn.startswith("the chosen prompt")
+    assert width == 420 or browser.run(cut) == []

@@ -1,6 +1,9 @@
-"""Small reductions of labelled and plain arrays that several views share: means without NaN, means over prompts, heads in order.
+"""Reductions of labelled and plain arrays that several views share: means without NaN, means over prompts, heads in order, ranges of axes.
 
-Knows nothing about what the arrays hold.
+    focused range: [min kept - m, max kept + m],  m = 0.05 (max kept - min kept), or 1 where all are equal (the RePo authors' demo)
+    kept = values in [Q1 - 1.5 IQR, Q3 + 1.5 IQR]        quartiles interpolated linearly, IQR = Q3 - Q1
+
+Fewer than six values: no range is suggested. Knows nothing about what the arrays hold.
 """
 
 from __future__ import annotations
@@ -10,11 +13,19 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from numpy.typing import ArrayLike
 
 from repo_interp.values import json_number
 
 MEAN = "mean"
 """Attribute of a mean over prompts: "mean over 20 prompts", of those that have a value, which may be other ones for every head."""
+
+FENCE = 1.5
+"""Interquartile ranges beyond the quartiles at which an outlier begins (Tukey)."""
+MARGIN = 0.05
+"""Share of the kept spread that is added at either end."""
+FEWEST = 6
+"""Values needed for quartiles to mean something."""
 
 
 def nanmean(values: np.ndarray, axis: int | tuple[int, ...] | None = None) -> np.ndarray:
@@ -27,7 +38,7 @@ def nanmean(values: np.ndarray, axis: int | tuple[int, ...] | None = None) -> np
 def over_prompts(values: xr.DataArray) -> xr.DataArray:
     """`values` as the mean over their prompts; NaN where no prompt has a value. As they are where they have no prompts.
 
-    A mean of several prompts says so in its attribute `MEAN`, so that no reader takes it for a value of the prompt that stands beside it.
+    The attribute `MEAN` of a mean of several prompts tells how many, so that no reader takes it for a value of one prompt.
     """
     if "prompt" not in values.dims:
         return values
@@ -60,3 +71,37 @@ def ranked_heads(means: xr.DataArray) -> list[tuple[int, int]]:
 def six_digits(values: Any) -> list[float | None]:
     """`values`, flattened, with six significant digits as JSON takes them; None for what is not finite."""
     return [json_number(value) for value in np.asarray(values, dtype=float).ravel().tolist()]
+
+
+def focused_range(values: ArrayLike) -> tuple[float, float] | None:
+    """Limits of the axis without outliers, in the unit of `values` (any shape). None for fewer than six finite values.
+
+    NaN and infinite values are ignored.
+    """
+    numbers = np.asarray(values, dtype=np.float64).ravel()
+    numbers = numbers[np.isfinite(numbers)]
+    if numbers.size < FEWEST:
+        return None
+    low, high = fences(numbers)
+    return with_margin(numbers[(numbers >= low) & (numbers <= high)])
+
+
+def global_range(values: ArrayLike) -> tuple[float, float] | None:
+    """Limits that show every finite value, with the same margin. None where there is no finite value."""
+    numbers = np.asarray(values, dtype=np.float64).ravel()
+    numbers = numbers[np.isfinite(numbers)]
+    return with_margin(numbers) if numbers.size else None
+
+
+def fences(numbers: np.ndarray) -> tuple[float, float]:
+    """Q1 - 1.5 IQR and Q3 + 1.5 IQR: a value outside is an outlier."""
+    first, third = np.percentile(numbers, [25, 75])
+    reach = FENCE * (third - first)
+    return float(first - reach), float(third + reach)
+
+
+def with_margin(numbers: np.ndarray) -> tuple[float, float]:
+    """Smallest and largest of `numbers`, 5 % of their spread further out; 1 where they are all equal."""
+    low, high = float(numbers.min()), float(numbers.max())
+    margin = MARGIN * (high - low) if high > low else 1.0
+    return low - margin, high + margin

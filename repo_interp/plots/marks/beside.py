@@ -1,6 +1,6 @@
 """One variable of several runs in one figure, by one rule from its own axes.
 
-    mean over prompts first; then, by the axes that are left beside `run`,
+    mean over prompts first; then, by the axes other than `run`,
       layer, head                    `maps`, and their difference                steps: also `lines` over the training step
       two block axes                 `maps` of the head in which runs differ most
       names (span, pattern, kind)    `dots`, all layers and heads together       steps: `lines`, one per name
@@ -25,7 +25,7 @@ from matplotlib.colors import LogNorm, TwoSlopeNorm
 from matplotlib.lines import Line2D
 
 from repo_interp.plots.marks.arrays import nanmean, over_prompts
-from repo_interp.plots.marks.drawing import legend_below, name_ticks, plain_decades, scheme_swatches
+from repo_interp.plots.marks.drawing import colour_bar, legend_below, name_ticks, plain_decades, scheme_swatches
 from repo_interp.plots.marks.heads import MISSING, reach, scale
 from repo_interp.plots.marks.reading import ordered_spans, schemes, unit_label
 from repo_interp.plots.marks.runs import BESIDE, Runs, runs_with_values, spread
@@ -34,7 +34,7 @@ from repo_interp.plots.style import PAGE_WIDTH, PATTERN_COLOURS, PaperFigure, da
 PANELS, COLUMNS = 8, 4
 """Panels of layers, and how many in a row; of more layers the first, the last and some between are drawn."""
 NAMES = 16
-"""Names of an axis that can be told apart in one figure."""
+"""Most names of an axis in one figure."""
 LOG_ABOVE, LOG_BELOW = 50.0, 1e5
 """Ratios of the largest to the smallest value, all positive, between which a scale is logarithmic."""
 LINE = 0.8
@@ -102,8 +102,8 @@ def _figures(
 def maps(values: xr.DataArray, runs: Runs, detail: str = "") -> PaperFigure:
     """`values` [run, row, column] as maps with one colour scale, and their differences to the first run with another.
 
-    Two runs and their difference stand in one row; of more runs the differences stand below. All runs are drawn where there is room, also
-    those that have no value. `detail` stands below the title.
+    Two runs and their difference share a row; of more runs the differences are a second row. All runs are drawn where there is room, also
+    those that have no value. `detail`: a line below the title.
     """
     values = values.transpose("run", *(dim for dim in ("layer", "head") if dim in values.dims), ...)
     if values.sizes["run"] > BESIDE:
@@ -218,7 +218,7 @@ def dots(values: xr.DataArray, runs: Runs, axis: Hashable) -> PaperFigure:
 
 
 def names_along(values: xr.DataArray, axis: Hashable) -> list[str]:
-    """The names on `axis` that have any value, in reading order, as many as can be told apart."""
+    """The names on `axis` that have any value, in reading order, at most `NAMES`."""
     names = [str(name) for name in values[axis].values if np.isfinite(values.sel({axis: name}).values).any()]
     if axis == "span":
         names = ordered_spans(names)
@@ -227,7 +227,7 @@ def names_along(values: xr.DataArray, axis: Hashable) -> list[str]:
 
 
 def axis_name(axis: Hashable) -> str:
-    """An axis as a label says it: "query_block" -> "query block"."""
+    """An axis as a label: "query_block" -> "query block"."""
     return str(axis).replace("_", " ")
 
 
@@ -287,12 +287,10 @@ def _map(ax: Axes, data: np.ndarray, gid: str, title: str, look: Mapping[str, An
 
 def _bar(figure: PaperFigure, image: Any, axes: Sequence[Axes], label: str, data: np.ndarray) -> None:
     beyond = bool(np.nanmax(np.abs(data)) > image.norm.vmax * (1 + 1e-9))
-    bar = figure.colorbar(image, ax=list(axes), pad=0.02, fraction=0.04, aspect=18, extend="both" if beyond else "neither")
-    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    look = {"pad": 0.02, "fraction": 0.04, "aspect": 18, "extend": "both" if beyond else "neither"}
+    bar = colour_bar(figure, image, list(axes), label, **look)
     if isinstance(image.norm, LogNorm):
         plain_decades(bar.ax.yaxis)
-    if label:
-        bar.set_label(label)
 
 
 def _quartiles(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -319,7 +317,7 @@ def _hide_others(axes: np.ndarray, drawn: Sequence[Axes]) -> None:
 
 
 def _averaged_over(values: xr.DataArray, axis: Hashable, panel: Hashable | None) -> str:
-    """What a line and its band stand for: "mean and middle half over 4 layers of 4 heads"."""
+    """What a line and its band are: "mean and middle half over 4 layers of 4 heads"."""
     rest = [f"{values.sizes[dim]} {dim}s" for dim in ("layer", "head") if dim in values.dims and dim not in (axis, panel)]
     return f"mean and middle half over {' of '.join(rest)}" if rest else ""
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.figure import Figure
+from matplotlib.cm import ScalarMappable
+from matplotlib.colorbar import Colorbar
+from matplotlib.figure import Figure, FigureBase
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, NullFormatter
@@ -83,6 +85,30 @@ def legend_below(figure: Figure, handles: Sequence[Patch | Line2D], length: floa
         rows = int(np.ceil(needed / figure.get_figwidth()))
         columns = -(-len(handles) // rows)
         figure.legend(handles=list(handles), loc="outside lower center", ncols=columns, borderpad=0.1, handlelength=length)
+
+
+def colour_bar(
+    figure: FigureBase, image: ScalarMappable, axes: Axes | Sequence[Axes], label: str = "", **options: Any
+) -> Colorbar:
+    """A colour bar of `image` beside `axes` without a frame; `options` go to matplotlib's `colorbar`."""
+    bar = figure.colorbar(image, ax=axes, label=label, **options)
+    cast(Any, bar.outline).set_visible(False)
+    return bar
+
+
+def note(ax: Axes, text: str, point: tuple[float, float], offset: tuple[float, float], size: float, **look: Any) -> None:
+    """Write `text` on `ax` at `offset` from `point`, in points of the paper, with letters of `size`; centred vertically."""
+    ax.annotate(text, point, xytext=offset, textcoords="offset points", fontsize=size, **{"va": "center", **look})
+
+
+def length_axis(ax: Axes, lengths: np.ndarray, training_length: float, label: str) -> None:
+    """Lengths that double along x, each named, with a dotted line at the training length."""
+    ax.axvline(training_length, color="#222222", linewidth=0.6, linestyle=(0, (1, 1.5)), gid="training length")
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(lengths, [f"{length:,.0f}" for length in lengths])
+    ax.minorticks_off()
+    ax.set_xlabel(label)
+    ax.grid(axis="y")
 
 
 def scheme_swatches(ax: Axes, schemes: Mapping[int, str], axis: Literal["x", "y"]) -> None:

@@ -70,7 +70,7 @@ class HeadImage:
     tokens: int
     prompt: int
     causal_logits: bool = False
-    """Whether rows are queries, columns keys and values logits, so that a row says where a token looks."""
+    """Whether rows are queries, columns keys and values logits, so that a row shows where a token looks."""
 
     def data(self) -> dict[str, Any]:
         """The chart as JSON, coarsened until it fits."""

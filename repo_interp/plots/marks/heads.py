@@ -3,7 +3,7 @@
     map    a cell per layer and head; values of both signs diverge from 0
     dot    mean over prompts of the head's score        grey bar   the same of the control
 
-Heads stand from left to right within their layer. Knows nothing about what the values are.
+Heads go from left to right within their layer. Knows nothing about what the values are.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from matplotlib.colors import Normalize, TwoSlopeNorm, to_hex
 from matplotlib.lines import Line2D
 
 from repo_interp.plots.marks.arrays import MEAN, six_digits
-from repo_interp.plots.marks.drawing import legend_below, name_ticks, scheme_handles, scheme_swatches, write_cells
+from repo_interp.plots.marks.drawing import colour_bar, legend_below, name_ticks, scheme_handles, scheme_swatches, write_cells
 from repo_interp.plots.marks.reading import head_axes, schemes, unit_label
 from repo_interp.plots.marks.table import Cell, Table
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
@@ -30,7 +30,7 @@ CONTROL = "#8A8A8A"
 WRITTEN = (16, 8)
 """Most layers and heads of a map whose values are written in its cells."""
 SHADES = 9
-"""Colours that stand for the scale in the page."""
+"""Colours of the scale in the page."""
 MISSING = "#D9D9D9"
 """Colour of a head without a value."""
 FEW, CLIPPED = 1024, 99.5
@@ -85,7 +85,7 @@ def head_grid(values: xr.DataArray, ax: Axes, limits: tuple[float, float] | None
     if data.shape[0] <= WRITTEN[0] and data.shape[1] <= WRITTEN[1]:
         lightness = mpl.colormaps[colours](norm(data))[..., :3] @ (0.3, 0.59, 0.11)
         write_cells(ax, data, ".3g", np.where(lightness > 0.5, "black", "white"), 5.6)
-    ax.figure.colorbar(shown, ax=ax, pad=0.02, fraction=0.05).outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    colour_bar(ax.figure, shown, ax, pad=0.02, fraction=0.05)
     for axis, name in ((ax.xaxis, "head"), (ax.yaxis, "layer")):
         name_ticks(axis, values[name].values, 16)
     ax.set(xlabel="head", ylabel="layer")
@@ -108,7 +108,7 @@ def head_grid_figure(values: xr.DataArray) -> PaperFigure:
 
 
 def draw_with_control(ax: Axes, scores: xr.DataArray, control: xr.DataArray) -> Axes:
-    """Draw `scores` and `control` [layer, head], shares of 1, on `ax`; layers without scores are left empty and say so."""
+    """Draw `scores` and `control` [layer, head], shares of 1, on `ax`; layers without scores are marked "none"."""
     named = schemes(scores)
     values, below = scores.transpose("layer", "head").values, control.transpose("layer", "head").values
     heads = values.shape[1]

@@ -16,6 +16,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from repo_interp.plots.marks.drawing import length_axis
 from repo_interp.plots.marks.scores import draw_seeds, legend_under, looks, move_aside
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
 
@@ -76,7 +77,8 @@ def draw_perplexity(ax: Axes, data: xr.Dataset) -> Axes:
         if seeds.shape[1] > 1:
             marks += draw_seeds(ax, x, seeds, look["color"], name)
         move_aside(ax, marks, row, len(rows))
-    _perplexity_axis(ax, lengths, data)
+    length_axis(ax, lengths, data.attrs["training_length"], "length (tokens)")
+    ax.margins(x=0.08)
     ax.set_ylabel("perplexity")
     return ax
 
@@ -92,15 +94,6 @@ def _draw_differences(ax: Axes, data: xr.Dataset) -> None:
         marks.append(ax.vlines(lengths, *ends, color=look["color"], linewidth=0.7, gid=f"error {name}"))
         move_aside(ax, marks, row, len(margins))
     ax.axhline(0, color="#333333", linewidth=0.6)
-    _perplexity_axis(ax, lengths, data)
-    ax.set_ylabel(f"log perplexity above\n{data['difference'].attrs['from']} (nat per token)")
-
-
-def _perplexity_axis(ax: Axes, lengths: np.ndarray, data: xr.Dataset) -> None:
-    ax.axvline(data.attrs["training_length"], color="#222222", linewidth=0.6, linestyle=(0, (1, 1.5)), gid="training length")
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(lengths, [f"{length:,.0f}" for length in lengths])
-    ax.minorticks_off()
+    length_axis(ax, lengths, data.attrs["training_length"], "length (tokens)")
     ax.margins(x=0.08)
-    ax.set_xlabel("length (tokens)")
-    ax.grid(axis="y")
+    ax.set_ylabel(f"log perplexity above\n{data['difference'].attrs['from']} (nat per token)")

@@ -1,7 +1,7 @@
 """What figures, tables and the page take out of a run: a group, a prompt's tokens and spans, the scheme of a layer.
 
 A run is an `xarray.DataTree` as `definitions.md` describes it; a group that it lacks, or a layer, head or prompt that it does not hold, is
-an InputError that says what there is. Knows nothing about how a run came about, nor how it is drawn.
+an InputError that lists what there is. Knows nothing about how a run came about, nor how it is drawn.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from repo_interp.errors import InputError
 from repo_interp.plots.style import scheme_colour, scheme_name
 
 LEARNED_SCHEMES = ("repo", "continuous", "multihead_continuous")
-"""Schemes whose positions are learned: the ones that ranges and patterns say something about."""
+"""Schemes whose positions are learned: only their ranges and patterns differ from those of the token index."""
 BACKGROUND = "rest"
 """The span that is never shaded."""
 _PLACES = {"needle": 0, "query": 1, BACKGROUND: 2, "generated": 4}
@@ -73,13 +73,13 @@ def pick(array: xr.DataArray, **labels: int | str) -> xr.DataArray:
 
 
 def described_prompts(run: xr.DataTree) -> xr.Dataset | None:
-    """The group of `run` that says what its prompts are, of most of them; None where none does."""
+    """The group of `run` that describes most of its prompts; None where none does."""
     groups = [node.to_dataset() for node in run.children.values() if "token_count" in node.data_vars]
     return max(groups, key=lambda dataset: dataset.sizes["prompt"], default=None)
 
 
 def prompt_tokens(positions: xr.Dataset, prompt: int) -> PromptTokens:
-    """Tokens and spans of `prompt`, from the group `positions`, or another that says what prompts are."""
+    """Tokens and spans of `prompt`, from the group `positions`, or another that describes prompts."""
     count = int(pick(positions["token_count"], prompt=prompt))
     texts, texts_are, spans = None, "text", {}
     if "token_text" in positions:
@@ -96,7 +96,7 @@ def prompt_tokens(positions: xr.Dataset, prompt: int) -> PromptTokens:
 
 
 def first_prompt(run: xr.DataTree) -> PromptTokens | None:
-    """The first prompt of a run; None where the run does not say what it is."""
+    """The first prompt of a run; None where the run does not describe its prompts."""
     described = described_prompts(run)
     return None if described is None else prompt_tokens(described, int(described["prompt"].values[0]))
 

@@ -4,7 +4,7 @@
 
     line  mean over seeds     thin bar with dots  the seeds, smallest to largest     bar  standard error over prompts, of a single seed
 
-Over lengths, every checkpoint stands a little beside the one before, so that equal scores do not cover each other.
+Over lengths, every checkpoint is drawn a little to the right of the one before, so that equal scores do not cover each other.
 
 What is drawn is a dataset with
 
@@ -33,7 +33,7 @@ from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.transforms import offset_copy
 
-from repo_interp.plots.marks.drawing import legend_below, write_cells
+from repo_interp.plots.marks.drawing import colour_bar, legend_below, write_cells
 from repo_interp.plots.marks.reading import unit_label
 from repo_interp.plots.style import (
     COLUMN_WIDTH,
@@ -54,19 +54,19 @@ _MAP = LinearSegmentedColormap.from_list("score", ["#FFFFFF", "#9DCBE6", "#0072B
 DOUBLINGS = 4.0
 """Ratio of the longest to the shortest length from which a length axis doubles."""
 BESIDE, FEW_BESIDE, FEW = 1.0, 1.4, 4
-"""Points by which the marks of neighbouring checkpoints stand apart over lengths - less than a mark is wide, so that nobody reads another
+"""Points between the marks of neighbouring checkpoints over lengths - less than a mark is wide, so that nobody reads another
 length -; the same where lengths are few; how many those are.
 """
 CLOSEST = 60.0
 """Points that all marks of a panel may take side by side, so that those of neighbouring lengths stay apart."""
 DASHED = 2.6
-"""Letters' widths of a legend's lines, for dashes to be told apart."""
+"""Letters' widths of a legend's lines, long enough for dashes."""
 LETTER = 0.062
 """Inches of a panel's width for each letter of the longest line of a title, so that titles side by side stay apart."""
 TITLE_LETTERS = 12
 """Letters of a line of a map's title, where there is room for them."""
 AROUND_MAPS = 1.05
-"""Inches beside all maps: their axis and the colour bar."""
+"""Inches around all maps: their axis and the colour bar."""
 SEED_DOTS: Mapping[str, Any] = {"markersize": 1.4, "markeredgewidth": 0}
 
 
@@ -172,7 +172,7 @@ def score_maps(maps: xr.DataArray, training_length: int, counts: xr.DataArray | 
     """`maps` [checkpoint, method, depth, length] in per cent as grids: one row per method, one column per checkpoint (fig. 1, 5).
 
     The coordinate `layout (checkpoint)` names the columns; the last one writes `counts` [depth, length], the prompts behind a cell. A
-    dotted line stands behind the training length; NaN is grey.
+    dotted line follows the training length; NaN is grey.
     """
     maps = maps.transpose("method", "checkpoint", "depth", "length")
     methods, checkpoints, depths, lengths = maps.shape
@@ -204,9 +204,8 @@ def score_maps(maps: xr.DataArray, training_length: int, counts: xr.DataArray | 
             ax.set_yticks(range(depths)[::2], [f"{depth:g}" for depth in maps["depth"].values[::2]])
             ax.set_ylabel(str(maps["method"].values[row]))
     assert image is not None
-    bar: Any = figure.colorbar(image, ax=list(axes.flat), pad=0.01, fraction=0.03, aspect=22)
-    bar.outline.set_visible(False)
-    bar.set_label(unit_label(str(maps.attrs.get("long_name", "score")), maps))
+    label = unit_label(str(maps.attrs.get("long_name", "score")), maps)
+    colour_bar(figure, image, list(axes.flat), label, pad=0.01, fraction=0.03, aspect=22)
     figure.supxlabel("context length (tokens)", fontsize=7)
     figure.supylabel("depth of the needle (% of the context before it)", fontsize=7)
     return figure

@@ -17,7 +17,7 @@ Cell = str | int | float | None
 
 @dataclass(frozen=True)
 class Table:
-    """Rows with named columns. `note` says what was averaged; numbers keep full precision until `formatted`."""
+    """Rows with named columns. `note` explains what was averaged; numbers keep full precision until `formatted`."""
 
     name: str
     title: str

@@ -6,8 +6,8 @@ training. Knows how a side of the page is put together; knows nothing about what
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
-from html import escape
 
 import numpy as np
 import xarray as xr
@@ -16,38 +16,39 @@ from repo_interp.failures import until_failure
 from repo_interp.plots.catalogue import views_of
 from repo_interp.plots.marks.head_charts import HeadRows, NextTokens
 from repo_interp.plots.marks.runs import runs_of, spread
-from repo_interp.plots.pages.frame import json_script, page_scripts
+from repo_interp.plots.pages.frame import page_scripts, template
 from repo_interp.plots.view import Interactive, PageOptions
 
-LINKED = "linked"
-"""The name of the section."""
 SIDES = 2
-"""Runs that stand side by side."""
+"""Runs that are shown side by side."""
 BUDGET = 8_000_000
 """Bytes of positions of one side."""
 
 
-def linked_section(comparison: xr.DataTree, failures: list[str] | None) -> tuple[str, list[str]]:
-    """The section in HTML and the scripts it needs; "" and none where the prompts differ, or no two runs say what they are."""
+@dataclass(frozen=True)
+class Side:
+    """The HTML of one side and its interactive part."""
+
+    html: str
+    interactive: Interactive
+
+
+def linked_sides(comparison: xr.DataTree, failures: list[str] | None) -> tuple[list[Side], list[str]]:
+    """Both sides and the scripts they need; none where the prompts differ, or no two runs describe their prompts."""
     if comparison.attrs.get("same_prompts") != "yes":
-        return "", []
+        return [], []
     runs = runs_of(comparison)
-    sides: list[tuple[str, Interactive]] = []
+    sides: list[Side] = []
     for number, name in enumerate(spread(runs.names, SIDES)):
         side = partial(_side, _run_of(comparison, name), number, runs.title(name))
         sides += until_failure(side, f"{runs.title(name)} side by side", failures)
     if len(sides) < SIDES:
-        return "", []
-    section = (
-        f'<section id="{LINKED}" aria-labelledby="{LINKED}-title"><h2 id="{LINKED}-title">Side by side over one prompt</h2>'
-        "<p>Choose a head, a prompt or a token on one side: the other follows. Heads of the same number have nothing in common but their "
-        f'place.</p><div class="sides">{"".join(html for html, _ in sides)}</div></section>'
-    )
-    return section, page_scripts([interactive for _, interactive in sides], ["head_charts.js"])
+        return [], []
+    return sides, page_scripts([side.interactive for side in sides], ["head_charts.js"])
 
 
-def _side(run: xr.DataTree, number: int, title: str) -> list[tuple[str, Interactive]]:
-    """The HTML of one side and its interactive part; nothing where the run does not say what its prompts are."""
+def _side(run: xr.DataTree, number: int, title: str) -> list[Side]:
+    """One side; nothing where the run does not describe its prompts."""
     views = views_of(run)
     explored = ((view, view.interactive) for view in views if "token_count" in run[view.group].data_vars)
     group, interactive = next(((view.group, part) for view, part in explored if part is not None), ("", None))
@@ -57,16 +58,8 @@ def _side(run: xr.DataTree, number: int, title: str) -> list[tuple[str, Interact
     maps = [one.data() for view in views for one in until_failure(partial(view.head_maps, run), "", [])]
     charts = [one for view in views for one in until_failure(partial(view.head_charts, run), "", [])]
     of_token = [chart.data() for chart in charts if isinstance(chart, HeadRows | NextTokens)]
-    side = f"side-{number}"
-    markup = interactive.markup.read_text(encoding="utf-8").replace('id="', f'id="{side}-')
-    html = (
-        f'<section id="{side}" data-side="{side}" aria-label="{escape(title)}"><h2>{escape(title)}</h2>'
-        f'{"".join(f"""<p class="left-out">{escape(note)}</p>""" for note in notes)}{markup}'
-        '<div class="head-charts" hidden></div>'
-        f'<script type="application/json" class="section-data" data-section="{group}">'
-        f"{json_script({'maps': maps, 'charts': of_token, 'data': data})}</script></section>"
-    )
-    return [(html, interactive)]
+    content = {"maps": maps, "charts": of_token, "data": data}
+    return [Side(template().side_of(number, title, group, interactive, notes, content), interactive)]
 
 
 def _run_of(comparison: xr.DataTree, name: str) -> xr.DataTree:

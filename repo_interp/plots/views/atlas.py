@@ -1,4 +1,4 @@
-"""The atlas of heads: what each is called, all that a run knows of it, and which heads are alike.
+"""The atlas of heads: the names of each head, all its numbers in a run, and which heads are alike.
 
     names       a cell per layer and head, in the colour of its first name
     overview    heads x numbers, each number less its mean over heads and divided by its deviation; heads and numbers in the order of a
@@ -23,7 +23,7 @@ from matplotlib.patches import Patch
 from scipy.cluster.hierarchy import dendrogram, linkage
 from scipy.spatial.distance import squareform
 
-from repo_interp.plots.marks.drawing import legend_below, name_ticks, scheme_swatches
+from repo_interp.plots.marks.drawing import colour_bar, legend_below, name_ticks, scheme_swatches
 from repo_interp.plots.marks.heads import MISSING, HeadMap
 from repo_interp.plots.marks.reading import group, schemes, unit_label
 from repo_interp.plots.marks.runs import BESIDE, has_runs, runs_of, spread
@@ -78,7 +78,7 @@ def names_of(atlas: xr.Dataset) -> np.ndarray:
 
 @style()
 def atlas_names(run: xr.DataTree) -> PaperFigure:
-    """What every head is called: a cell per layer and head in the colour of its first name; the number of further ones in the cell. Of
+    """The names of every head: a cell per layer and head in the colour of its first name; the number of further ones in the cell. Of
     several runs a panel for each.
     """
     atlas = group(run, "atlas")
@@ -101,7 +101,7 @@ def atlas_names(run: xr.DataTree) -> PaperFigure:
     first = {of[0] for of_run in panels.values() for of in names_of(of_run).ravel() if of}
     handles = [Patch(facecolor=colours[label], label=label) for label in labels if label in first]
     legend_below(figure, [*handles, Patch(facecolor=MISSING, label=NO_NAME)])
-    figure.caption = "First name of a head, run by run; +1: another name besides." if len(panels) > 1 else ""
+    figure.caption = "First name of a head, run by run; +1: the head has another name." if len(panels) > 1 else ""
     return figure
 
 
@@ -141,7 +141,7 @@ def standardised(atlas: xr.Dataset) -> tuple[np.ndarray, list[str], list[tuple[i
 
 
 def clustered(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """The order of `rows` [row, number] by average linkage, and the linkage; as they stand, and None, where there are fewer than three."""
+    """The order of `rows` [row, number] by average linkage, and the linkage; of fewer than three rows, as given, and None."""
     if len(rows) < 3:
         return np.arange(len(rows)), None
     links = linkage(rows, "average", optimal_ordering=len(rows) <= MOST_NAMED_ROWS)
@@ -176,14 +176,13 @@ def atlas_overview(run: xr.DataTree) -> PaperFigure | None:
         _name_stretches(ax, [names[place] for place in order])
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
-    bar = figure.colorbar(image, ax=ax, location="top", pad=0.01, fraction=0.03, aspect=50, extend="both")
-    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
-    bar.set_label("deviations from the mean over heads")
+    look = {"location": "top", "pad": 0.01, "fraction": 0.03, "aspect": 50, "extend": "both"}
+    colour_bar(figure, image, ax, "deviations from the mean over heads", **look)
     return figure
 
 
 def _short(names: tuple[str, ...]) -> str:
-    """The first two names, and how many there are besides."""
+    """The first two names, and the number of further ones."""
     return ", ".join(names[:2]) + (f" +{len(names) - 2}" if len(names) > 2 else "")
 
 
@@ -210,7 +209,7 @@ def _name_stretches(ax: Any, names: Sequence[tuple[str, ...]]) -> None:
 
 
 def atlas_table(run: xr.DataTree) -> Table:
-    """One row per name: how many heads have it, which, and the rule: what the score must exceed, and what twins reach."""
+    """One row per name: how many heads have it, which, and the rule: what the score must exceed, and what random-weight controls reach."""
     atlas = group(run, "atlas")
     layers, heads = (atlas[axis].values for axis in ("layer", "head"))
     rows: list[tuple[Cell, ...]] = []
@@ -219,7 +218,7 @@ def atlas_table(run: xr.DataTree) -> Table:
         places = np.argwhere(own["named"].transpose("layer", "head").values > 0)
         which = [f"L{layers[row]} H{heads[column]}" for row, column in places.tolist()]
         shown = ", ".join(which[:LISTED]) + (f", and {len(which) - LISTED} more" if len(which) > LISTED else "")
-        twins = own["null"].values[np.isfinite(own["null"].values)]
+        controls = own["null"].values[np.isfinite(own["null"].values)]
         threshold = float(own["threshold"])
         rows.append(
             (
@@ -227,7 +226,7 @@ def atlas_table(run: xr.DataTree) -> Table:
                 len(which),
                 shown or "–",
                 threshold if np.isfinite(threshold) else None,
-                float(twins.max()) if twins.size else None,
+                float(controls.max()) if controls.size else None,
                 str(own["rule"].values),
             )
         )
@@ -271,7 +270,7 @@ def _head_maps(run: xr.DataTree) -> list[HeadMap]:
 def changed_names(tree: xr.DataTree) -> Table:
     """One row per head that is not called the same in all runs, one column per run.
 
-    Heads are lined up by layer and number. Between steps of one training that is the same head; between twins that were trained apart it is
+    Heads are lined up by layer and number. Between steps of one training that is the same head; between models of two trainings it is
     only the same place.
     """
     runs, name = runs_of(tree), group(tree, "atlas")["name"].transpose("run", "layer", "head")
@@ -297,8 +296,8 @@ _FILES = files("repo_interp.plots.views")
 VIEW = View(
     "atlas",
     "The atlas of heads",
-    "What every head does, in numbers and by name. A name says that a score is beyond what twins with random weights reach, and large "
-    "besides; not that the model needs the head for it.",
+    "What every head does, in numbers and by name. A head has a name when its score is large and beyond that of every random-weight "
+    "control. That does not show that the model needs the head for it.",
     _figures,
     tables=lambda run: (atlas_table(run),),
     head_maps=_head_maps,

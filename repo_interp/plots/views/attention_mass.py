@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from repo_interp.plots.marks.arrays import nanmean, over_prompts, ranked
-from repo_interp.plots.marks.drawing import counted, legend_below, number, plain_decades, scheme_handles
+from repo_interp.plots.marks.drawing import counted, legend_below, note, number, plain_decades, scheme_handles
 from repo_interp.plots.marks.heads import HeadMap, head_grid_figure
 from repo_interp.plots.marks.reading import BACKGROUND, group, has_groups, ordered_spans, pick, schemes
 from repo_interp.plots.marks.table import Table, cells
@@ -33,6 +33,12 @@ RANKED = 20
 """Heads that are named in the ranking."""
 _ROWS = {"producing": "rows that produced the answer", "generated": "the answer's own rows"}
 _CHANCE: dict[str, Any] = {"linestyle": "none", "marker": "x", "color": "#B35806", "markersize": 4}
+_MARKS: dict[str, dict[str, Any]] = {
+    "mean": {"linestyle": "none", "marker": "D", "color": "black", "markersize": 3.6},
+    "a prompt": {"linestyle": "none", "marker": "|", "color": "#333333", "markersize": 6},
+    "middle half of heads (thin: 5-95 %)": {"color": "#777777", "linewidth": 2.6},
+    "chance: equal weights on all tokens": _CHANCE,
+}
 
 
 @style()
@@ -51,15 +57,15 @@ def mass_by_span(run: xr.DataTree) -> PaperFigure:
     chance = chance_per_token(dataset)
     if chance is not None:
         ax.plot(UNIT * chance.sel(span=spans).values, range(len(spans)), **_CHANCE, gid="chance")
-    ax.set_yticks(range(len(spans)), [_indented(name) for name in spans])
+    ax.set_yticks(range(len(spans)), [f"  {name}" if "." in name else name for name in spans])
     ax.set_xlabel("attention mass per token (10⁻²)")
     sizes = per_token.sizes
     ax.set_title(
         f"Mean over {counted(sizes['prompt'], 'prompt')}, {counted(sizes['layer'], 'layer')} of {counted(sizes['head'], 'head')}; "
         f"{rows_in_words(dataset)}"
     )
-    handles = [] if chance is None else [Line2D([], [], **_CHANCE, label="chance: equal weights on all tokens")]
-    legend_below(figure, [*_mass_handles(), *handles, *scheme_handles(named.values())])
+    handles = [Line2D([], [], **look, label=label) for label, look in _MARKS.items() if look != _CHANCE or chance is not None]
+    legend_below(figure, [*handles, *scheme_handles(named.values())])
     return figure
 
 
@@ -89,15 +95,7 @@ def draw_mass(ax: Axes, per_token: np.ndarray, table: np.ndarray, named: Mapping
         prompts = nanmean(values, axis=(1, 2))
         ax.plot(prompts, np.full(prompts.shape, row), "|", color="#333333", alpha=0.6, markersize=6, gid=f"prompts {row}")
         ax.plot(table[row], row, "D", color="black", markersize=3.6, zorder=4, gid=f"mean {row}")
-        ax.annotate(
-            number(table[row]),
-            (table[row], row),
-            xytext=(0, 5),
-            textcoords="offset points",
-            ha="center",
-            va="bottom",
-            fontsize=6.2,
-        )
+        note(ax, number(table[row]), (table[row], row), (0, 5), 6.2, ha="center", va="bottom")
     ax.grid(axis="x")
     ax.tick_params(axis="y", length=0)
     return ax
@@ -188,9 +186,9 @@ def shown_spans(dataset: xr.Dataset) -> list[str]:
 
 
 def main_span(run: xr.DataTree) -> str | None:
-    """The span that heads are ranked by: the one that the prompts are about, as the run says. None where nothing was measured of it.
+    """The span that heads are ranked by: the run's attribute `main_span`; None where the run has no mass on it.
 
-    Of a run that does not say, the needle, else the first one that is neither the rest nor generated.
+    Without the attribute: the needle, else the first span that is neither the rest nor generated.
     """
     if not has_groups(run, ["attention_mass"]):
         return None
@@ -211,35 +209,27 @@ def mass_table(run: xr.DataTree) -> Table:
     """
     dataset = group(run, "attention_mass")
     dataset = dataset.sel(span=ordered_spans(map(str, dataset["span"].values)))
-    per_token = UNIT * dataset["mass_per_token"].transpose("span", "prompt", "layer", "head").values
-    mass = UNIT * dataset["mass"].transpose("span", "prompt", "layer", "head").values
-    chance = UNIT * dataset["chance"].mean(("prompt", "layer")).values if "chance" in dataset else None
-    rows = []
-    for place, name in enumerate(dataset["span"].values):
-        prompts, heads = nanmean(per_token[place], axis=(1, 2)), nanmean(per_token[place], axis=0)
-        if not np.isfinite(prompts).any():
-            continue
-        held = mass[place][np.isfinite(per_token[place])]
-        rows.append(
-            (
-                str(name),
-                float(dataset["table"].values[place]),
-                _deviation(prompts),
-                _deviation(heads),
-                float(held.mean()),
-                *([] if chance is None else [float(chance[place])]),
-                int(np.isfinite(prompts).sum()),
-            )
-        )
+    per_token, mass = (
+        UNIT * dataset[name].transpose("span", "prompt", "layer", "head").values for name in ("mass_per_token", "mass")
+    )
+    columns: dict[str, list[float | None]] = {
+        "mass per token (10⁻²)": dataset["table"].values.tolist(),
+        "± over prompts": [_deviation(nanmean(own, axis=(1, 2))) for own in per_token],
+        "± over heads": [_deviation(nanmean(own, axis=0)) for own in per_token],
+        "mass (%)": [
+            float(held[np.isfinite(own)].mean()) if np.isfinite(own).any() else None
+            for held, own in zip(mass, per_token, strict=True)
+        ],
+    }
+    if "chance" in dataset:
+        columns["chance (%)"] = (UNIT * dataset["chance"].mean(("prompt", "layer")).values).tolist()
+    prompts = np.isfinite(per_token).any(axis=(2, 3)).sum(axis=1).tolist()
+    rows = [row for row in zip(map(str, dataset["span"].values), *columns.values(), prompts, strict=True) if row[-1]]
     layers, heads = dataset.sizes["layer"], dataset.sizes["head"]
     return Table(
         "attention_mass",
         "Attention mass from generated tokens, by span",
-        (
-            *("span", "mass per token (10⁻²)", "± over prompts", "± over heads", "mass (%)"),
-            *([] if chance is None else ["chance (%)"]),
-            "prompts",
-        ),
+        ("span", *columns, "prompts"),
         tuple(rows),
         f"{rows_in_words(dataset).capitalize()}. Mean over prompts, {layers} layers and {heads} heads each; ± is the standard deviation. "
         "Chance: equal weights on all tokens that a row sees. A dotted name is a part of its parent.",
@@ -255,17 +245,11 @@ def head_table(run: xr.DataTree, span: str = "needle", most: int = 20) -> Table:
     dataset = group(run, "attention_mass")
     mass = UNIT * pick(dataset["mass"], span=span).transpose("layer", "head", "prompt").values
     means, named = nanmean(mass, axis=2), schemes(dataset)
-    layers, heads = dataset["layer"].values, dataset["head"].values
-    rows = [
-        (
-            place,
-            int(layers[layer]),
-            int(heads[head]),
-            scheme_name(named[int(layers[layer])]),
-            *cells([means[layer, head], np.nanmin(mass[layer, head]), np.nanmax(mass[layer, head])]),
-        )
-        for place, (layer, head) in enumerate(ranked(means)[:most], start=1)
-    ]
+    layers, heads = dataset["layer"].values.tolist(), dataset["head"].values.tolist()
+    rows = []
+    for place, (layer, head) in enumerate(ranked(means)[:most], start=1):
+        numbers = cells([means[layer, head], np.nanmin(mass[layer, head]), np.nanmax(mass[layer, head])])
+        rows.append((place, layers[layer], heads[head], scheme_name(named[layers[layer]]), *numbers))
     return Table(
         "heads",
         f"Heads ranked by attention mass on {span}",
@@ -287,18 +271,6 @@ def _mass_scale(ax: Axes, per_token: np.ndarray, table: np.ndarray) -> None:
     else:
         spread = [np.nanpercentile(row, 95) for row in heads if np.isfinite(row).any()]
         ax.set_xlim(0, 1.08 * max([*spread, float(np.nanmax(table, initial=0.0)), 1e-12]))
-
-
-def _mass_handles() -> list[Line2D]:
-    return [
-        Line2D([], [], linestyle="none", marker="D", color="black", markersize=3.6, label="mean"),
-        Line2D([], [], linestyle="none", marker="|", color="#333333", markersize=6, label="a prompt"),
-        Line2D([], [], color="#777777", linewidth=2.6, label="middle half of heads (thin: 5-95 %)"),
-    ]
-
-
-def _indented(name: str) -> str:
-    return name if "." not in name else f"  {name}"
 
 
 def _deviation(values: np.ndarray) -> float | None:

@@ -1,7 +1,7 @@
 """Where tokens look: the strongest keys of the chosen head and token; group `attention_rows` of a run.
 
 A row is shown in the page, over the prompt's text, as bars, and as logits by distance. Where the run has no positions, as one of a RoPE
-model, the text and the heads to choose stand here. Knows nothing about how rows are measured.
+model, this section also shows the text and the heads to choose. Knows nothing about how rows are measured.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     m(t) = sum_r C_r(t)      mean over pairs at distance t; in units of q . k, without 1 / sqrt(d_head)
 
 Activated components (pi/L < theta < 2 pi/L) are orange, lower ones blue, higher ones grey; the training length L is a dashed line,
-and what lies beyond it stands on a shaded ground. Knows labelled arrays; knows nothing about how they were measured.
+and what lies beyond it is shaded. Knows labelled arrays; knows nothing about how they were measured.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.drawing import legend_below
+from repo_interp.plots.marks.drawing import legend_below, note
 from repo_interp.plots.marks.scores import layout_name
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, style
 
@@ -27,7 +27,7 @@ BAND_COLOURS: Mapping[str, str] = {"activated": "#D55E00", "low": "#0072B2", "hi
 BAND_NAMES: Mapping[str, str] = {"activated": "activated", "low": "lower frequency", "high": "higher frequency"}
 DISTANCE = "distance (tokens)"
 FEW_PAIRS = 16
-"""Of a sequence of n tokens, distances above n (1 - 1/16) have fewer than n/16 pairs: the ends of a U stand on them."""
+"""Of a sequence of n tokens, distances above n (1 - 1/16) have fewer than n/16 pairs: they alone may make the ends of a U."""
 FEW_COLOUR, FEW_SHADE = "#F0E442", 0.35
 MOST_NAMED = 8
 """Later layers that a legend names one by one; with more, the first and the last."""
@@ -79,11 +79,11 @@ def logit_by_distance(logits: xr.DataArray) -> PaperFigure:
 
 @style()
 def component_curves(components: xr.Dataset, title: str = "") -> PaperFigure:
-    """All components by distance, coloured by band, and below their sum beside that of the bands (HoPE fig. 3a).
+    """All components by distance, coloured by band, and below their sum and that of the bands (HoPE fig. 3a).
 
     `components` holds `component_by_distance` [component, distance], `activated` and `low_frequency` [component]. Every curve is
     drawn from its own mean over distances, since those lie far apart. Distance 0 is not drawn; the last 1 / `FEW_PAIRS` of the
-    distances, which few pairs have, are shaded: what is seen there alone stands on these few.
+    distances, which few pairs have, are shaded: nothing but these few pairs supports what is seen there alone.
     """
     curves = components["component_by_distance"].transpose("component", "distance").sel(distance=slice(1, None))
     bands, distance = band_of(components), curves["distance"].values
@@ -205,16 +205,9 @@ def _name_activated(ax: Axes, swing: xr.DataArray, bands: np.ndarray) -> None:
         close = groups and ends[place] - ends[groups[-1][-1]] < NAME_HEIGHT * (high - low)
         groups[-1].append(place) if close else groups.append([place])
     for group in groups:
-        ax.annotate(
-            f"r = {', '.join(str(swing['component'].values[place]) for place in sorted(group))}",
-            (float(swing["distance"][-1]), float(np.mean([ends[place] for place in group]))),
-            xytext=(2, 0),
-            textcoords="offset points",
-            color=BAND_COLOURS["activated"],
-            fontsize=6,
-            va="center",
-            annotation_clip=False,
-        )
+        name = f"r = {', '.join(str(swing['component'].values[place]) for place in sorted(group))}"
+        end = float(swing["distance"][-1]), float(np.mean([ends[place] for place in group]))
+        note(ax, name, end, (2, 0), 6, color=BAND_COLOURS["activated"], annotation_clip=False)
 
 
 def _line(band: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What single rotary components stand for: shares of the logits' variance, norms, a pair of tokens, turns (HoPE fig. 3b, 7).
+"""What single rotary components do: shares of the logits' variance, norms, a pair of tokens, turns (HoPE fig. 3b, 7).
 
     VAF = 100 (1 - var(y - C_r) / var(y))      per cent, by component r; r = 0 turns fastest
 
@@ -19,12 +19,12 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from repo_interp.plots.marks.drawing import legend_below, name_ticks, number, sparse_ticks
+from repo_interp.plots.marks.drawing import legend_below, name_ticks, note, number, sparse_ticks
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.plots.views.component_curves import BAND_COLOURS, BAND_NAMES, band_of
 
 MOST_NAMED = 16
-"""Layers whose rows have their number beside them."""
+"""Layers whose rows are numbered."""
 COMPONENT = "component r (0 turns fastest)"
 VAF = "VAF (%)"
 _STEPS = "viridis"
@@ -152,15 +152,8 @@ def pair_of_tokens(components: xr.Dataset, title: str = "") -> PaperFigure:
     ax = figure.subplots()
     ax.bar(places, logit.values, 0.72, color=[BAND_COLOURS[band] for band in bands], zorder=2)
     ax.step(places, logit.values.cumsum(), where="mid", color="#000000", linewidth=1.0, zorder=3, gid="sum so far")
-    ax.annotate(
-        f"sum {number(float(logit.sum()))}",
-        (places[-1] + 0.5, float(logit.sum())),
-        xytext=(1, 0),
-        textcoords="offset points",
-        fontsize=6,
-        va="center",
-        annotation_clip=False,
-    )
+    total = float(logit.sum())
+    note(ax, f"sum {number(total)}", (places[-1] + 0.5, total), (1, 0), 6, annotation_clip=False)
     ax.axhline(0, color="#333333", linewidth=0.6)
     _component_axis(ax, logit["component"].values)
     ax.set_ylabel("part of the logit (q·k)")

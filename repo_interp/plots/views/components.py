@@ -3,8 +3,8 @@
     VAF = 100 (1 - var(y - C_r) / var(y))      per cent, by component r; r = 0 turns fastest, wavelength 2 pi / theta in tokens
 
 The page follows one component, chosen by a slider: the mean logit and the mean of every component of each layer over at most `POINTS`
-distances. The curves are drawn by `component_curves`, the shares by `component_shares`; `components.html` and `components.js` beside this
-file bring the slider to life. Knows nothing about how components are measured.
+distances. The curves are drawn by `component_curves`, the shares by `component_shares`; `components.html` and `components.js` bring
+the slider to life. Knows nothing about how components are measured.
 """
 
 from __future__ import annotations
@@ -97,28 +97,21 @@ def component_data(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, An
     shares, named, band = vaf_of_heads(components).sel(layer=layers), schemes(components), bands(components, layers[0])
     frequency = band["frequency"].values
     wavelength = np.divide(2 * np.pi, frequency, out=np.full(len(frequency), np.nan), where=frequency != 0)
-    drawn = [
-        {
-            "layer": layer,
-            "name": f"{layer} ({scheme_name(named[layer])})",
-            "logit": six_digits(logits.sel(layer=layer).values[places]),
-            "components": [six_digits(curve) for curve in curves.sel(layer=layer).values[:, places]],
-            "vaf": six_digits(shares.sel(layer=layer).median("head").values),
-        }
-        for layer in layers
-    ]
-    mean = {
-        "layer": None,
-        "name": f"mean of {len(layers)} layers",
-        "logit": six_digits(logits.mean("layer").values[places]),
-        "components": [six_digits(curve) for curve in curves.mean("layer").values[:, places]],
-        "vaf": six_digits(shares.median(("layer", "head")).values),
-    }
+
+    def of_layers(layer: int | None, name: str, logit: xr.DataArray, curve: xr.DataArray, vaf: xr.DataArray) -> dict[str, Any]:
+        parts = {"logit": six_digits(logit.values[places]), "components": [six_digits(one) for one in curve.values[:, places]]}
+        return {"layer": layer, "name": name, **parts, "vaf": six_digits(vaf.values)}
+
+    mean = logits.mean("layer"), curves.mean("layer"), shares.median(("layer", "head"))
+    drawn = [of_layers(None, f"mean of {len(layers)} layers", *mean)] if len(layers) > 1 else []
+    for layer in layers:
+        own = logits.sel(layer=layer), curves.sel(layer=layer), shares.sel(layer=layer).median("head")
+        drawn.append(of_layers(layer, f"{layer} ({scheme_name(named[layer])})", *own))
     kinds = band_of(band)
     activated = np.flatnonzero(kinds == "activated")
     data = {
         "distance": [int(distance) for distance in components["distance"].values[places]],
-        "layers": [mean, *drawn] if len(drawn) > 1 else drawn,
+        "layers": drawn,
         "components": [
             {
                 "component": int(number),

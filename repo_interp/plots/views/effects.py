@@ -1,4 +1,4 @@
-"""What the positions of heads cause: a map of heads per kind of change, the most needed heads beside controls, screening beside exact.
+"""What the positions of heads cause: a map of heads per kind of change, the most needed heads with controls, screened and exact changes.
 
     map       mean change of log p(answer) when the positions of one head are changed
     dot       the same of the most needed heads together, with its standard deviation over prompts     grey dots   as many other heads
@@ -73,7 +73,7 @@ def effect_maps(run: xr.DataTree) -> PaperFigure:
 
 @style()
 def effects_of_sets(run: xr.DataTree) -> PaperFigure:
-    """The most needed heads changed together, beside as many others drawn at random, for every kind: log p(answer) and score."""
+    """The most needed heads changed together, and as many others drawn at random, for every kind: log p(answer) and score."""
     effects = group(run, "effects")
     figure = paper_figure(PAGE_WIDTH, 2.3)
     left, right = figure.subplots(1, 2)
@@ -157,7 +157,7 @@ def effect_tables(run: xr.DataTree) -> tuple[Table, ...]:
     return (
         Table(
             "effects",
-            f"The most needed {size} changed together, beside as many others at random",
+            f"The most needed {size} changed together, and as many others at random",
             (
                 "positions become",
                 "log p (nats)",
@@ -201,16 +201,11 @@ def _draw_sets(ax: Axes, changes: xr.DataArray, controls: xr.DataArray) -> None:
     ax.grid(axis="y")
 
 
-def _head_maps(run: xr.DataTree) -> list[HeadMap]:
+def _head_maps(run: xr.DataTree) -> Iterator[HeadMap]:
     effects = group(run, "effects")["effect"]
-    return [
-        HeadMap(
-            effects.sel(kind=kind, drop=True).assign_attrs(
-                long_name=f"change of log p(answer), positions {KIND_NAMES.get(kind, kind)}", units="nat"
-            )
-        )
-        for kind in effects["kind"].values.tolist()
-    ]
+    for kind in effects["kind"].values.tolist():
+        name = f"change of log p(answer), positions {KIND_NAMES.get(kind, kind)}"
+        yield HeadMap(effects.sel(kind=kind, drop=True).assign_attrs(long_name=name, units="nat"))
 
 
 def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
@@ -223,7 +218,7 @@ VIEW = View(
     "effects",
     "What the positions of heads cause",
     "The positions of a head are changed during the pass, and the answer is read again: how much less likely it becomes. A head whose "
-    "positions can go alone may still be needed - others may stand in for it -, which is why layers and sets of heads are changed too.",
+    "positions can go alone may still be needed, since others may replace it: layers and sets of heads are changed too.",
     _figures,
     tables=effect_tables,
     head_maps=_head_maps,

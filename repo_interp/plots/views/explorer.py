@@ -3,11 +3,11 @@
     values[prompt][layer]: rows x tokens, little-endian float32
     row[prompt][layer][head]: which of the rows is the head's
 
-RoPE layers and grouped heads share rows, so they cost one. Texts and spans travel beside as plain JSON. Prompts that do not
+RoPE layers and grouped heads share rows, so they cost one. Texts and spans are plain JSON. Prompts that do not
 fit into the budget are left out whole; of a first prompt that is too long by itself, layers are, and the map of heads then shows their
 outlines: the smallest and largest position of `OUTLINE` stretches. What is left out is named. Of a run without positions, as one of a
 RoPE model, the text of its first prompt and its heads are packed alone. Knows nothing about pages; `explorer.html`, `explorer.js` and
-`gallery.js` beside this file are the other half.
+`gallery.js` are the other half.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from repo_interp.plots.marks.arrays import over_prompts, ranked_heads
+from repo_interp.plots.marks.arrays import focused_range, global_range, over_prompts, ranked_heads
 from repo_interp.plots.marks.drawing import contiguous
-from repo_interp.plots.marks.outliers import focused_range, global_range
 from repo_interp.plots.marks.reading import (
     PromptTokens,
     group,
@@ -43,7 +42,7 @@ NEXT = 64
 
 
 def embed(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Data for the explorer within the budget of `options`, and sentences that say what was left out.
+    """Data for the explorer within the budget of `options`, and a sentence for what was left out.
 
     Raises InputError when the run lacks one of the prompts of `options`.
     """
@@ -126,7 +125,7 @@ def _described(tokens: PromptTokens) -> dict[str, Any]:
 
 
 def _joint(tokens: PromptTokens) -> str:
-    """What stands between two tokens of the prompt when it is read: a space where tokens are words, and no token holds one."""
+    """The separator of two tokens of the prompt when it is read: a space where tokens are words, and no token holds one."""
     words = tokens.texts is not None and not any(character.isspace() for text in tokens.texts for character in text)
     return " " if words else ""
 

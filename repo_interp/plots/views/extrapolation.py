@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator
 
-from repo_interp.plots.marks.drawing import legend_below, name_ticks, plain_decades, scheme_swatches
+from repo_interp.plots.marks.drawing import colour_bar, legend_below, length_axis, name_ticks, plain_decades, scheme_swatches
 from repo_interp.plots.marks.reading import group, schemes, unit_label
 from repo_interp.plots.marks.table import Table, cells
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
@@ -62,7 +60,7 @@ def extrapolation_by_length(run: xr.DataTree) -> PaperFigure:
     perplexity.set_title(unit_label(f"log perplexity, last {dataset.attrs['judged']} tokens", dataset["log_perplexity"]))
     by_layer.set_title(unit_label(f"KL at {lengths[-1]:,} tokens", kl))
     for ax in (by_length, perplexity):
-        _length_axis(ax, lengths, int(dataset.attrs["training_length"]))
+        length_axis(ax, lengths, int(dataset.attrs["training_length"]), "length (tokens)")
     by_layer.set(xlim=(-0.5, kl.sizes["layer"] - 0.5), xlabel="layer")
     for ax, values in ((by_length, kl.values.mean(-1)), (by_layer, kl.values[:, -1])):
         if values.min() > 0 and values.max() > LOG_ABOVE * values.min():
@@ -112,23 +110,12 @@ def output_traces(run: xr.DataTree) -> PaperFigure:
         ax.set_visible(False)
     figure.supxlabel(f"first component ({shares[0]:.0f} % of variance)", fontsize=7)
     figure.supylabel(f"second component ({shares[1]:.0f} %)", fontsize=7)
-    bar = figure.colorbar(ScalarMappable(steps, shades), ax=list(axes.flat), pad=0.01, fraction=0.02)
-    bar.set_label("window starts at token")
-    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    colour_bar(figure, ScalarMappable(steps, shades), list(axes.flat), "window starts at token", pad=0.01, fraction=0.02)
     layer, window = dataset.attrs["layer"], dataset.attrs["window"]
     figure.suptitle(
         f"Layer {layer}, windows of {window} keys; dots: outputs at the training length", x=0.01, ha="left", fontsize=7.5
     )
     return figure
-
-
-def _length_axis(ax: Axes, lengths: np.ndarray, training_length: int) -> None:
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(lengths, [f"{length:,}" for length in lengths])
-    ax.minorticks_off()
-    ax.axvline(training_length, color="#222222", linewidth=0.6, linestyle=(0, (1, 1.5)), gid="training length")
-    ax.set_xlabel("length (tokens)")
-    ax.grid(axis="y")
 
 
 def _look(method: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.drawing import envelope
+from repo_interp.plots.marks.drawing import colour_bar, envelope
 from repo_interp.plots.marks.head_charts import HeadChart, HeadCurves, HeadNumber
 from repo_interp.plots.marks.reading import group, has_groups, pick, schemes
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, style
@@ -63,7 +63,7 @@ def fake_distance_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
     _upright_line(beside, position, colour, "position")
     beside.tick_params(labelleft=False)
     image = draw_map(beneath, rebuilt, tokens, limits, f"Sum of the axes, r = {r_of(fit, layer, head)}", "key", "fake distance")
-    figure.colorbar(image, ax=beneath, pad=0.02, fraction=0.05, label="logits").outline.set_visible(False)  # pyright: ignore
+    colour_bar(figure, image, beneath, "logits", pad=0.02, fraction=0.05)
     figure.suptitle(described(fit, layer, head, tokens, maps), x=0.01, ha="left", fontsize=7.5)
     return figure
 
@@ -102,7 +102,7 @@ VIEW = View(
     "fake_distance",
     "Position and semantics: fake distance",
     "Correlation of the logits that the last query would give every key at every distance with a part for the distance and one for the "
-    "key, added up (Position Generalization, sec. 3.2). Without rotation it is 1, and says nothing.",
+    "key, added up (Position Generalization, sec. 3.2). Without rotation it is 1 by construction.",
     _figures,
     tables=correlation_tables("fake_distance", CORRELATIONS),
     head_maps=correlation_maps("fake_distance", CORRELATIONS),

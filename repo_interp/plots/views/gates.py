@@ -1,15 +1,15 @@
-"""What CoPE's gates count and where position alone attends (CoPE fig. 4, 6), and every head beside its controls.
+"""What CoPE's gates count and where position alone attends (CoPE fig. 4, 6), and every head with its controls.
 
     map       a_ij / max_j a_ij of one head, queries downwards; plus signs on the diagonal: separators
     gates     mean gate of each token, separators darker; below, what each query counts, p_i0
 
-Draws the group `gates` of a run, with the texts of another group where one says what the prompts are. Knows nothing about how gates are
+Draws the group `gates` of a run, with the token texts of another group that describes the prompts. Knows nothing about how gates are
 measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from matplotlib.patches import Patch
 
 from repo_interp.errors import InputError
 from repo_interp.plots.marks.arrays import over_prompts, ranked_heads
-from repo_interp.plots.marks.drawing import counted, legend_below, name_tokens, scheme_handles, thin
+from repo_interp.plots.marks.drawing import colour_bar, counted, legend_below, name_tokens, scheme_handles, thin
 from repo_interp.plots.marks.heads import HeadMap, control_handle, draw_with_control
 from repo_interp.plots.marks.reading import described_prompts, group, pick, prompt_tokens, schemes
 from repo_interp.plots.marks.table import Cell, Table, cells
@@ -62,9 +62,7 @@ def position_attention(run: xr.DataTree, layer: int, head: int, prompt: int = 0)
     figure = paper_figure(COLUMN_WIDTH, COLUMN_WIDTH * 0.94)
     ax = figure.subplots()
     shown = draw_map(ax, values.values[: _count(separators), : _count(separators)], np.flatnonzero(separators == 1))
-    bar = figure.colorbar(shown, ax=ax, pad=0.02, fraction=0.05)
-    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
-    bar.set_label("attention from position alone (row maximum 1)")
+    colour_bar(figure, shown, ax, "attention from position alone (row maximum 1)", pad=0.02, fraction=0.05)
     ax.set_title(f"Layer {layer}, head {head} ({scheme_name(schemes(dataset)[layer])}), prompt {prompt}")
     if (separators == 1).any():
         marks = Line2D([], [], linestyle="none", marker="+", color="black", markersize=4, label="separator")
@@ -145,8 +143,8 @@ def draw_counted(ax: Axes, sums: np.ndarray, separators: np.ndarray, largest: fl
 
 @style()
 def gate_scores(run: xr.DataTree) -> PaperFigure:
-    """Every head: share of its gates on separators beside random tokens, and of attention from position alone that stays within a
-    query's own segment beside shuffled segments, one panel per kind of segments that the prompts have.
+    """Every head: share of its gates on separators and on random tokens, and of attention from position alone that stays within a
+    query's own segment and within shuffled segments, one panel per kind of segments that the prompts have.
 
     Raises InputError when the run has no gates, or its prompts neither separators nor segments.
     """
@@ -203,7 +201,7 @@ def measured_kinds(dataset: xr.Dataset) -> list[str]:
 
 
 def gate_table(run: xr.DataTree) -> Table:
-    """One row per head with gates: gates of separators and of others, the share on separators beside random tokens, and their chance."""
+    """One row per head with gates: gates of separators and of others, the share on separators and on random tokens, and their chance."""
     dataset = group(run, "gates")
     means = xr.Dataset({name: over_prompts(dataset[name]) for name in _TABLE})
     note = (
@@ -262,27 +260,25 @@ def _count(separators: np.ndarray) -> int:
     return int((separators >= 0).sum())
 
 
-def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
+def _head_maps(run: xr.DataTree) -> Iterator[HeadMap]:
     """Shares on separators and within segments, each with its control, where the prompts have any."""
     dataset = group(run, "gates")
-    maps = []
     if np.isfinite(dataset["separator_share"]).any():
         share = over_prompts(dataset["separator_share"]).assign_attrs(long_name="share of gates on separators", units="1")
-        maps.append(HeadMap(share, over_prompts(dataset["separator_share_shuffled"])))
+        yield HeadMap(share, over_prompts(dataset["separator_share_shuffled"]))
     for kind in measured_kinds(dataset):
         mass, shuffled = (
             over_prompts(dataset[f"last_segment_{name}"].sel(kind=kind, drop=True)) for name in ("mass", "shuffled")
         )
         named = mass.assign_attrs(long_name=f"attention from position alone in own {kind.removesuffix('s')}", units="1")
-        maps.append(HeadMap(named, shuffled))
-    return maps
+        yield HeadMap(named, shuffled)
 
 
 VIEW = View(
     "gates",
     "Gates",
     "Which tokens contextual positions count: gates by token, how much of them falls on separators, and how much of the attention from "
-    "position alone stays within a query's own segment (CoPE, fig. 4, 6) - each beside shuffled tokens or segments.",
+    "position alone stays within a query's own segment (CoPE, fig. 4, 6). Shuffled tokens and segments are the control.",
     figures_of_gates,
     tables=lambda run: (gate_table(run), own_segment_table(run)),
     head_maps=_head_maps,

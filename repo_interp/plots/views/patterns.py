@@ -178,7 +178,7 @@ def _frame_choice(ax: Axes, patterns: xr.Dataset) -> None:
 
 
 def _write_shares(ax: Axes, shares: np.ndarray) -> None:
-    """Per cent inside each part of the only bar, or beside it where the part is too low."""
+    """Per cent inside each part of the only bar, or to its right where the part is too low."""
     bottom = 0.0
     ax.set_xlim(-0.55, 0.95)
     for share in 100 * shares[np.isfinite(shares)]:

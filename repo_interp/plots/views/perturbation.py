@@ -13,7 +13,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.drawing import write_cells
+from repo_interp.plots.marks.drawing import colour_bar, write_cells
 from repo_interp.plots.marks.reading import group, unit_label
 from repo_interp.plots.marks.table import Table, cells
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
@@ -50,9 +50,7 @@ def perturbation_grid(run: xr.DataTree, value: str = "log_perplexity") -> PaperF
         ax.set_title(KIND_NAMES.get(str(kind), str(kind)))
     axes[0].set_ylabel("longest move, l_max (tokens)")
     beyond = "both" if bool((abs(worse) > 1.05 * reach).any()) else "neither"
-    bar = figure.colorbar(images[0], ax=list(axes), pad=0.01, fraction=0.03, extend=beyond)
-    bar.outline.set_visible(False)  # pyright: ignore
-    bar.set_label(unit_label("worse than without", cells))
+    colour_bar(figure, images[0], list(axes), unit_label("worse than without", cells), pad=0.01, fraction=0.03, extend=beyond)
     title = {"log_perplexity": "log perplexity", "task_score": str(dataset.attrs.get("metric", "task score"))}
     figure.suptitle(unit_label(title.get(value, RISE), cells), x=0.01, ha="left", fontsize=7.5)
     return figure
@@ -77,7 +75,7 @@ def draw_grid(ax: Axes, cells: xr.DataArray, worse: np.ndarray, reach: float):
 
 
 def values_to_show(run: xr.DataTree) -> tuple[str, ...]:
-    """The values of perturbation that say different things: the task's score is left out where it is the log perplexity."""
+    """The values of perturbation that differ: the task's score is left out where it is the log perplexity."""
     dataset = group(run, "perturbation")
     same = np.allclose(dataset["task_score"], dataset["log_perplexity"], equal_nan=True)
     return VALUES[:-1] if same else VALUES
@@ -114,7 +112,7 @@ VIEW = View(
     "perturbation",
     "Tolerance to moved tokens and positions",
     "A share of the tokens, of the keys or of the positions is moved by up to a few tokens; how much worse the model then predicts "
-    "(Position Generalization, fig. 5, table 1). Reordered text is judged as it then stands.",
+    "(Position Generalization, fig. 5, table 1). Targets of reordered text are those of the new order.",
     _figures,
     tables=perturbation_tables,
     compared=("log_perplexity_rise", "task_score"),

@@ -33,9 +33,9 @@ NAMES = {
     "rest": "what is left",
 }
 MISLEADS = 0.01
-"""Size of a negative share from which the lead says so; tables and bars show all."""
+"""Size of a negative share from which the lead mentions it; tables and bars show all."""
 HEADS_IN_ROW = 64
-"""Heads that stand side by side."""
+"""Heads of one row."""
 ROWS = 256
 """Rows of the table at most."""
 
@@ -104,8 +104,8 @@ def source_table(run: xr.DataTree) -> Table:
     for layer, head in _known_heads(dataset):
         own = dataset.sel(layer=layer, head=head)
         values = [*own["share"].sel(source=list(COLOURS)).values, float(own["alone"].sel(source="token"))]
-        says = {1: "yes", 0: "no", -1: "–"}[int(own["follows_from_token"])]
-        lines.append((layer, head, (*(round(100 * value) for value in values), says)))
+        follows = {1: "yes", 0: "no", -1: "–"}[int(own["follows_from_token"])]
+        lines.append((layer, head, (*(round(100 * value) for value in values), follows)))
     rows = []
     for (layer, rest), same in groupby(lines, key=lambda line: (line[0], line[2])):
         _, head, _ = next(same)
@@ -150,7 +150,7 @@ def _lead(run: xr.DataTree) -> str:
     dataset = group(run, "position_sources")
     heads = _known_heads(dataset)
     if not heads:
-        return "Nothing can be said: at least two different prompts are needed, and layers with positions or gates."
+        return "Nothing was measured: this needs at least two different prompts, and layers with positions or gates."
     follow = sum(int(dataset["follows_from_token"].sel(layer=layer, head=head)) == 1 for layer, head in heads)
     beyond = sum(float(dataset["share"].sel(layer=layer, head=head).min()) < -MISLEADS for layer, head in heads)
     return (

@@ -16,13 +16,14 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 
-from repo_interp.plots.marks.arrays import over_prompts, ranked_heads
+from repo_interp.plots.marks.arrays import FEWEST, fences, global_range, over_prompts, ranked_heads
 from repo_interp.plots.marks.beside import name_columns
 from repo_interp.plots.marks.drawing import (
     contiguous,
     envelope,
     legend_below,
     name_tokens,
+    note,
     number,
     part_ribbon,
     scheme_handles,
@@ -33,7 +34,6 @@ from repo_interp.plots.marks.drawing import (
     token_label,
 )
 from repo_interp.plots.marks.heads import HeadMap
-from repo_interp.plots.marks.outliers import FEWEST, fences, global_range
 from repo_interp.plots.marks.reading import (
     LEARNED_SCHEMES,
     PromptTokens,
@@ -70,7 +70,7 @@ PIXELS = 1800
 MOST_DOTS = 400
 """Tokens above which a line has no dots."""
 NAMED_OUTLIERS = 5
-"""Outliers that are named beside their point."""
+"""Outliers that are named at their point."""
 
 
 @style()
@@ -147,7 +147,7 @@ def _by_worth(values: np.ndarray, tokens: PromptTokens) -> Iterator[int]:
 
 
 def _name_outliers(ax: Axes, values: np.ndarray, tokens: PromptTokens) -> None:
-    """The text of the farthest tokens outside the fences beside their points, where they do not collide."""
+    """The text of the farthest tokens outside the fences at their points, where they do not collide."""
     finite = values[np.isfinite(values)]
     if tokens.texts is None or finite.size < FEWEST:
         return
@@ -163,16 +163,8 @@ def _name_outliers(ax: Axes, values: np.ndarray, tokens: PromptTokens) -> None:
             named.append(token)
     for token in named[:NAMED_OUTLIERS]:
         right = token > 0.85 * tokens.count
-        ax.annotate(
-            token_label(tokens.text(token)),
-            (token, values[token]),
-            xytext=(-3 if right else 3, 0),
-            textcoords="offset points",
-            ha="right" if right else "left",
-            va="center",
-            fontsize=5.2,
-            color="#333333",
-        )
+        look = {"ha": "right" if right else "left", "color": "#333333"}
+        note(ax, token_label(tokens.text(token)), (token, values[token]), (-3 if right else 3, 0), 5.2, **look)
 
 
 @style()
@@ -325,7 +317,7 @@ def _lead(run: xr.DataTree) -> str:
     )
     return (
         f"{drawn} index in the prompt against the position that the head gives to it, in positions. The range of a head, its largest "
-        "minus its smallest position, stands beside the context length (RePo, fig. 2)."
+        "minus its smallest position, is compared with the context length (RePo, fig. 2)."
     )
 
 

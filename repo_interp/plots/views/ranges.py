@@ -1,4 +1,4 @@
-"""How far positions spread: d = max z - min z of every head, beside the context length (RePo sec. 5.2, fig. 2); which heads to show.
+"""How far positions spread: d = max z - min z of every head, with the context length (RePo sec. 5.2, fig. 2); which heads to show.
 
     d^{k,h} in positions, layer k, head h; a prompt of n tokens spans n - 1 under RoPE
 
@@ -55,8 +55,8 @@ def heads_to_show(run: xr.DataTree) -> list[tuple[int, int]]:
 
         score = range / largest range + max(0, mass - chance) / largest such mass        means over prompts
 
-    Only heads of layers that learn positions where any does. Of heads of a layer that share their positions the one with the best score
-    stands for all; a head whose curve over the first prompt is nearly that of one before it (|r| >= `ALIKE`) comes after those that differ.
+    Only heads of layers that learn positions where any does. Of heads of a layer that share their positions only the one with the best
+    score is listed; a head whose curve over the first prompt is nearly that of one before it (|r| >= `ALIKE`) comes later.
     Raises InputError when the run has no positions.
     """
     positions = group(run, "positions")

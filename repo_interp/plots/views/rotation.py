@@ -21,7 +21,7 @@ from matplotlib.patches import Arc, Circle
 
 from repo_interp.errors import InputError
 from repo_interp.plots.marks.arrays import ranked
-from repo_interp.plots.marks.drawing import number
+from repo_interp.plots.marks.drawing import note, number
 from repo_interp.plots.marks.head_charts import HeadArrows, HeadChart, HeadNumber
 from repo_interp.plots.marks.reading import group, pick, schemes
 from repo_interp.plots.style import (
@@ -46,7 +46,7 @@ CHOICES = (
     "Coloured: slow dominating by the means over all prompts. r: logits and the closed form f + g, whose components are chosen in each "
     "prompt by its own means, so that r and colours need not go together."
 )
-"""How slow dominating components are chosen for the two things that stand side by side."""
+"""How slow dominating components are chosen for the colours and for r."""
 TITLE = (
     "Mean pairs, all heads on one scale. Coloured: slow dominating by the means over all prompts.\n"
     "r: logits and the closed form f + g, from the components that are slow dominating within a prompt"
@@ -122,7 +122,7 @@ def _reach(pairs: xr.Dataset, numbered: int) -> float:
 
 def draw_pairs(ax: Axes, pairs: xr.Dataset, colour: str, numbered: int, reach: float | None = None) -> Axes:
     """Draw the mean pairs of one head - variables [component] of the group `rotation` - on `ax`, from -reach to reach: so far that circles
-    are whole, where it is not given. Where it is, arrows too short to be told apart have no number.
+    are whole, where it is not given. Where it is, arrows that are too short have no number.
     """
     arrows, deviation = _arrows(pairs)
     short = 0.0 if reach is None else SHORT * reach
@@ -191,17 +191,8 @@ def _around(ax: Axes, tip: complex, deviation: float, rotation: float, colour: s
     arc.set(edgecolor=colour, linewidth=0.5 if whole else 0.9, linestyle=(0, (1, 2)) if whole else "-", gid=f"arc {component}")
     ax.add_patch(arc)
     outward = tip / radius if radius > 0 else 1.0
-    ax.annotate(
-        named,
-        (tip.real, tip.imag),
-        xytext=(5 * outward.real, 5 * outward.imag),
-        textcoords="offset points",
-        ha="center",
-        va="center",
-        fontsize=6,
-        color=colour if colour != OTHERS else "#444444",
-        gid=f"number {component}",
-    )
+    look = {"ha": "center", "color": colour if colour != OTHERS else "#444444", "gid": f"number {component}"}
+    note(ax, named, (tip.real, tip.imag), (5 * outward.real, 5 * outward.imag), 6, **look)
 
 
 def _correlation(dataset: xr.Dataset, layer: int, head: int) -> str:

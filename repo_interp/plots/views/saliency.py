@@ -1,4 +1,4 @@
-"""Which positions an answer hangs on: the prompt's text, token by token in the colour of one head's derivatives, and every head's size.
+"""Which positions an answer depends on: the prompt's text, token by token in the colour of one head's derivatives, and every head's size.
 
     shaded text    d log p(answer) / d z of each token, or its integrated gradient; both signs diverge from white     underlined: the answer
 
@@ -21,7 +21,7 @@ from matplotlib.patches import Rectangle
 
 from repo_interp.errors import InputError
 from repo_interp.plots.marks.arrays import over_prompts, ranked_heads
-from repo_interp.plots.marks.drawing import contiguous, counted, legend_below, number, token_label
+from repo_interp.plots.marks.drawing import colour_bar, contiguous, counted, legend_below, number, token_label
 from repo_interp.plots.marks.head_charts import HeadCurves
 from repo_interp.plots.marks.heads import HeadMap, head_grid_figure
 from repo_interp.plots.marks.reading import PromptTokens, group, pick, prompt_tokens, schemes
@@ -58,7 +58,9 @@ def saliency_text(run: xr.DataTree, layer: int, head: int, prompt: int = 0, valu
     tokens = prompt_tokens(dataset, prompt)
     values = pick(dataset[value], prompt=prompt, layer=layer, head=head).values[: tokens.count].astype(float)
     if not np.isfinite(values).all():
-        raise InputError(f"layer {layer} has no {value} in prompt {prompt}: it rotates by no positions, or no path was asked for")
+        raise InputError(
+            f"layer {layer} has no {value} in prompt {prompt}: it rotates by no positions, or the run followed no path"
+        )
     answer = np.flatnonzero(dataset["answer"].sel(prompt=prompt).values[: tokens.count] == 1)
     lines = text_lines(tokens, shown_tokens(values, answer))
     figure = paper_figure(PAGE_WIDTH, 0.75 + LINE * len(lines))
@@ -70,10 +72,9 @@ def saliency_text(run: xr.DataTree, layer: int, head: int, prompt: int = 0, valu
     ax.set_title(
         f"{VALUES[value]} of {named}; log p of the answer {number(float(dataset['log_probability'].sel(prompt=prompt)))}"
     )
-    bar = figure.colorbar(ScalarMappable(norm, COLOURS), ax=ax, pad=0.01, fraction=0.012, aspect=max(6, 2.2 * len(lines)))
-    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    aspect, units = max(6, 2.2 * len(lines)), str(dataset[value].attrs["units"])
+    bar = colour_bar(figure, ScalarMappable(norm, COLOURS), ax, units, pad=0.01, fraction=0.012, aspect=aspect)
     bar.set_ticks([-reach, 0, reach], labels=[number(-reach), "0", number(reach)])
-    bar.set_label(str(dataset[value].attrs["units"]))
     legend_below(
         figure, [Line2D([], [], color="black", linewidth=1.2, label="underlined: the answer, whose log-probability is taken")]
     )
@@ -188,7 +189,7 @@ def completeness_table(run: xr.DataTree) -> Table:
     columns = ("prompt", "log p", "at the baseline", "difference", "error")
     note = (
         f"Nats. Baseline: {dataset.attrs.get('baseline')} positions; {dataset.attrs.get('steps')} steps. Error: what the sum of all "
-        "integrated gradients misses of the difference; where it is not small beside it, more steps are needed."
+        "integrated gradients misses of the difference; where it is not small against the difference, more steps are needed."
     )
     return Table("completeness", "What all positions add to the answer", columns, tuple(rows), note)
 

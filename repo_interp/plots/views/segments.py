@@ -1,4 +1,4 @@
-"""How far positions follow the segments of a prompt (RePo fig. 8, measured): one head over its segments, and every head beside chance.
+"""How far positions follow the segments of a prompt (RePo fig. 8, measured): one head over its segments, and every head with its controls.
 
     bands   segments, every other one shaded; marks above: the head's largest jumps, as many as there are edges
     dots    eta^2 and F1 of every head; grey bars the same for shuffled edges; dashed: the token index
@@ -8,7 +8,7 @@ Draws the groups `segments` and, for one head, `positions`. Knows nothing about 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import xarray as xr
@@ -88,7 +88,7 @@ def largest_steps(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 @style()
 def segment_scores(run: xr.DataTree, kind: str | None = None) -> PaperFigure:
-    """Every head: share of variance between segments and F1 of its jumps, beside shuffled edges and the token index.
+    """Every head: share of variance between segments and F1 of its jumps, with shuffled edges and the token index as controls.
 
     Raises InputError when the run has no segments of the kind.
     """
@@ -155,7 +155,7 @@ def main_kind(dataset: xr.Dataset) -> str | None:
 
 
 def segment_table(run: xr.DataTree) -> Table:
-    """One row per kind of segments and layer with positions: means over heads and prompts of both scores, beside what chance gives."""
+    """One row per kind of segments and layer with positions: means over heads and prompts of both scores and of their controls."""
     dataset = group(run, "segments")
     rows = []
     for kind in dataset["kind"].values:
@@ -204,26 +204,21 @@ def _name_segments(ax: Axes, labels: np.ndarray, texts: tuple[str, ...] | None) 
     name_tokens(ax, {token: texts[token] for token in named}, 5)
 
 
-def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
+def _head_maps(run: xr.DataTree) -> Iterator[HeadMap]:
     """Both scores with their control, for the kind that most prompts have."""
     dataset = group(run, "segments")
     kind = main_kind(dataset)
-    if kind is None:
-        return ()
-    own = dataset.sel(kind=kind, drop=True)
-    return [
-        HeadMap(
-            over_prompts(own[name]).assign_attrs(long_name=f"{label} ({kind})", units="1"), over_prompts(own[f"{name}_shuffled"])
-        )
-        for name, label in _SCORES.items()
-    ]
+    own = None if kind is None else dataset.sel(kind=kind, drop=True)
+    for name, label in _SCORES.items() if own is not None else ():
+        values = over_prompts(own[name]).assign_attrs(long_name=f"{label} ({kind})", units="1")
+        yield HeadMap(values, over_prompts(own[f"{name}_shuffled"]))
 
 
 VIEW = View(
     "segments",
     "Positions and segments",
     "How far positions follow the structure of a prompt (RePo, fig. 8): the share of their variance between segments, and whether their "
-    "largest jumps are at edges - beside shuffled edges, and beside the token index.",
+    "largest jumps are at edges. Shuffled edges and the token index are the controls.",
     figures_of_segments,
     tables=lambda run: (segment_table(run),),
     head_maps=_head_maps,

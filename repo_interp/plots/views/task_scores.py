@@ -2,7 +2,7 @@
 
     dot   mean over prompts        bar   standard error over prompts        dotted line   the longest test set within training
 
-Test sets whose names are numbers are an axis. How scores of many checkpoints stand side by side is in `marks.scores`. Knows nothing
+Test sets whose names are numbers are an axis. `marks.scores` draws scores of many checkpoints. Knows nothing
 about how answers are judged.
 """
 
@@ -132,7 +132,7 @@ def _longest_in_training(run: xr.DataTree, scores: xr.Dataset, numbers: np.ndarr
 
 
 def _scheme(layout: str) -> str:
-    """What stands for a layout's colour: the scheme that learns positions, else the most frequent one."""
+    """The scheme that gives a layout its colour: the one that learns positions, else the most frequent one."""
     schemes = layout.split(",")
     learned = [scheme for scheme in schemes if scheme in LEARNED_SCHEMES]
     return learned[0] if learned else max(dict.fromkeys(schemes), key=schemes.count)
@@ -186,7 +186,7 @@ def score_table(run: xr.DataTree) -> Table:
 
 
 def _asked(scores: xr.Dataset) -> str:
-    """What was asked, in a sentence."""
+    """The options of the scoring, in a sentence."""
     asked = [f"seed {scores.attrs['seed']}"] if "seed" in scores.attrs else []
     asked += [f"{scores.attrs['count']} prompts of each set"] if "questions" not in scores and "count" in scores.attrs else []
     asked += [f"answers {scores.attrs['answers']}"] if "answers" in scores.attrs else []

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 
 from repo_interp.errors import InputError
 from repo_interp.plots.marks.arrays import nanmean, over_prompts, ranked_heads
-from repo_interp.plots.marks.drawing import counted, envelope, legend_below, number, scheme_handles
+from repo_interp.plots.marks.drawing import colour_bar, counted, envelope, legend_below, number, scheme_handles
 from repo_interp.plots.marks.head_charts import HeadChart, HeadCurves, HeadImage, HeadNumber
 from repo_interp.plots.marks.heads import HeadMap, head_grid, layer_table
 from repo_interp.plots.marks.reading import first_prompt, group, has_groups, pick, schemes
@@ -48,14 +48,14 @@ CORRELATIONS = {
     "r_shuffled": "r, distances shuffled",
     "r2_held_out": "R² on held-out rows",
 }
-"""Variables [prompt, layer, head] that say how well the fit holds, the main one first, and what they are called."""
+"""Variables [prompt, layer, head] that measure how well the fit holds, the main one first, and their labels."""
 
 
 @style()
 def fit_correlations(run: xr.DataTree) -> PaperFigure:
-    """r over layers and heads of each fit that the run has, the mean over prompts, from 0 (or -1) to 1; layers beside their schemes.
+    """r over layers and heads of each fit that the run has, the mean over prompts, from 0 (or -1) to 1; bars show the schemes of layers.
 
-    A head that fits exactly, since its logits are a sum of these axes by construction, is grey: r = 1 says nothing there. Raises
+    A head that fits exactly, since its logits are a sum of these axes by construction, is grey: r = 1 is no finding there. Raises
     InputError when the run has neither `three_axis` nor `fake_distance`.
     """
     present = [name for name in FITS if has_groups(run, [name])]
@@ -102,7 +102,7 @@ def three_axis_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
     limits = map_limits(shown.values)
     draw_map(left.subplots(), shown.values, tokens, limits, "Logits", "key", "query")
     image = draw_map(right.subplots(), rebuilt, tokens, limits, f"Sum of the axes, r = {r_of(fit, layer, head)}", "key", "query")
-    right.colorbar(image, ax=right.axes, pad=0.02, fraction=0.05, label="logits").outline.set_visible(False)  # pyright: ignore
+    colour_bar(right, image, right.axes, "logits", pad=0.02, fraction=0.05)
     colour = scheme_colour(schemes(fit)[layer])
     for ax, (name, values) in zip(np.ravel(np.asarray(middle.subplots(3, 1))), axes.items(), strict=True):
         draw_axis(ax, values, colour, name)
@@ -198,7 +198,7 @@ def heads_with_maps(run: xr.DataTree, fit: xr.Dataset) -> list[tuple[int, int]]:
 
 
 def correlations(dataset: xr.Dataset, names: Mapping[str, str]) -> dict[str, xr.DataArray]:
-    """Those variables of `names` that `dataset` has [layer, head], the mean over prompts, by what they are called."""
+    """Those variables of `names` that `dataset` has [layer, head], the mean over prompts, by their labels."""
     present = {label: over_prompts(dataset[name]) for name, label in names.items() if name in dataset}
     return {label: values.assign_attrs(long_name=label, units="1") for label, values in present.items()}
 

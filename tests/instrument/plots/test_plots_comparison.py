@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from base64 import b64decode
-
 import numpy as np
 import pytest
 import structured_runs
 import torch
 import xarray as xr
 from attention_inputs import random_inputs
+from drawn import artist, artists, texts
 from matplotlib.colors import to_hex
 from run_fixture import small_run
 
@@ -19,7 +17,6 @@ from repo_interp.measures.catalogue import measure_named, measure_names
 from repo_interp.measures.statistics import merge
 from repo_interp.plots import comparison_figures
 from repo_interp.plots.catalogue import tables, view_of
-from repo_interp.plots.marks.arrays import over_prompts
 from repo_interp.plots.marks.beside import draw_variable, maps
 from repo_interp.plots.marks.runs import runs_of, spread
 from repo_interp.plots.pages.report import write_report
@@ -51,11 +48,6 @@ def runs(*layouts, steps=None):
     if steps is not None:
         root["training_step"] = ("run", list(steps))
     return runs_of(xr.DataTree(root))
-
-
-def artists(figure, gid):
-    """What is drawn under this name."""
-    return figure.findobj(lambda artist: (artist.get_gid() or "") == gid)
 
 
 def only(variable, *of):
@@ -113,7 +105,7 @@ def test_what_a_view_says_of_variables_is_of_variables_of_its_group(every_measur
 def test_maps_of_heads_share_one_scale_and_the_difference_is_the_difference():
     values = array([[[0.0, 1.0], [2.0, 3.0]], [[4.0, 4.0], [1.0, 3.0]]], ("run", "layer", "head"))
     figure = only(values, runs("rope", "repo"))
-    (a,), (b,), (difference,) = (artists(figure, name) for name in ("map a", "map b", "difference b"))
+    a, b, difference = (artist(figure, name) for name in ("map a", "map b", "difference b"))
     np.testing.assert_array_equal(b.get_array(), values.values[1])
     assert a.get_clim() == b.get_clim() == (0.0, 4.0)
     np.testing.assert_array_equal(difference.get_array(), [[4, 3], [-1, 0]])
@@ -123,10 +115,9 @@ def test_maps_of_heads_share_one_scale_and_the_difference_is_the_difference():
 def test_maps_over_decades_are_compared_by_their_ratio_and_a_run_without_values_says_so():
     values = array([[[np.nan, np.nan]], [[1.0, 100.0]], [[10.0, 1000.0]]], ("run", "layer", "head"))
     figure = only(values, runs("nope", "rope", "repo"))
-    (difference,) = artists(figure, "difference c")
-    np.testing.assert_allclose(difference.get_array(), [[1, 1]])
+    np.testing.assert_allclose(artist(figure, "difference c").get_array(), [[1, 1]])
     assert not artists(figure, "difference b") and not artists(figure, "difference a")
-    assert "none" in [text.get_text() for text in figure.findobj(lambda one: hasattr(one, "get_text"))]
+    assert "none" in texts(figure)
     assert "c / b" in [ax.get_title("left") for ax in figure.axes]
 
 
@@ -136,13 +127,13 @@ def test_curves_lie_over_each_other_in_the_colours_of_their_schemes_with_the_mid
     figure = only(values, runs("rope", "repo"))
     panels = [ax for ax in figure.axes if ax.axison]
     assert [ax.get_title("left") for ax in panels] == ["layer 0", "layer 1", "layer 2"]
-    line, other = (next(one for one in panels[1].lines if one.get_gid() == f"mean {name}") for name in "ab")
+    line, other = (artist(panels[1], f"mean {name}") for name in "ab")
     np.testing.assert_allclose(line.get_ydata(), values.values[0, 1].mean(0))
     assert (to_hex(line.get_color()).upper(), to_hex(other.get_color()).upper()) == (
         SCHEME_COLOURS["rope"],
         SCHEME_COLOURS["repo"],
     )
-    band = next(one for one in panels[1].collections if one.get_gid() == "middle half a")
+    band = artist(panels[1], "middle half a")
     assert band.get_paths()[0].vertices[:, 1].max() == pytest.approx(np.quantile(values.values[0, 1], 0.75, axis=0).max())
 
 
@@ -150,15 +141,8 @@ def test_names_are_dots_at_the_mean_of_layers_and_heads():
     values = array(np.arange(24.0).reshape(2, 2, 2, 3), ("run", "layer", "head", "span"), span=["rest", "needle", "generated"])
     figure = only(values, runs("rope", "nope"))
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["needle", "rest", "generated"]
-    (dots,) = artists(figure, "mean b")
+    dots = artist(figure, "mean b")
     np.testing.assert_allclose(dots.get_xdata(), values.values[1].mean((0, 1))[[1, 0, 2]])
-
-
-def test_three_axes_beside_heads_are_panels_of_one_and_figures_of_another():
-    values = array(np.random.default_rng(0).random((2, 2, 4, 3)), ("run", "kind", "gamma", "l_max"), kind=["order", "feature"])
-    found = list(draw_variable(values, runs("rope", "repo")))
-    assert [suffix for suffix, _ in found] == ["order", "feature"]
-    assert [ax.get_title("left") for ax in found[0][1].axes][:3] == ["l max 0", "l max 1", "l max 2"]
 
 
 def test_the_map_shown_is_of_the_head_in_which_runs_differ_most():
@@ -167,7 +151,7 @@ def test_the_map_shown_is_of_the_head_in_which_runs_differ_most():
     values[1, 0, 1, 0, 0] = 3.0
     figure = only(array(values, ("run", "layer", "head", "query_block", "key_block")), runs("rope", "repo"))
     assert "layer 1, head 0" in figure.get_suptitle()
-    np.testing.assert_array_equal(artists(figure, "difference b")[0].get_array(), np.full((4, 4), 2.0))
+    np.testing.assert_array_equal(artist(figure, "difference b").get_array(), np.full((4, 4), 2.0))
 
 
 def test_steps_are_an_axis_from_pale_to_full_colour():
@@ -176,11 +160,11 @@ def test_steps_are_an_axis_from_pale_to_full_colour():
     assert shades[0] > shades[1] > shades[2] and steps.looks["c"]["color"].upper() == SCHEME_COLOURS["repo"]
     values = array(np.arange(12.0).reshape(3, 2, 2), ("run", "layer", "head"))
     by_name = dict(draw_variable(values, steps))
-    (line,) = artists(by_name["over_steps"], "mean 1")
+    line = artist(by_name["over_steps"], "mean 1")
     np.testing.assert_array_equal(line.get_xdata(), [100, 200, 1000])
     np.testing.assert_allclose(line.get_ydata(), values.values[:, 1].mean(1))
     named = array(np.arange(6.0).reshape(3, 2), ("run", "pattern"), pattern=["constant", "mono"])
-    (line,) = artists(only(named, steps), "mean mono")
+    line = artist(only(named, steps), "mean mono")
     np.testing.assert_array_equal(line.get_ydata(), [1, 3, 5])
 
 
@@ -196,13 +180,6 @@ def test_a_layer_that_a_run_lacks_has_no_scheme():
     figure = only(values, runs("rope", "nope"))
     swatches = [line.get_gid() for ax in figure.axes for line in ax.lines if line.get_gid()]
     assert swatches == ["scheme 0 rope", "scheme 1 repo", "scheme 0 nope", "scheme 0 nope"]
-
-
-def test_prompts_are_averaged_over_those_that_have_a_value():
-    values = array([[[1.0, np.nan]], [[3.0, np.nan]]], ("run", "prompt", "head"))
-    doubled = xr.concat([values, values + 2], "prompt").assign_coords(prompt=[0, 1])
-    found = over_prompts(doubled)
-    assert found.sel(run="a", head=0) == 2.0 and np.isnan(found.sel(run="a", head=1))
 
 
 def test_many_runs_are_spread_over_and_many_layers_fit():
@@ -235,13 +212,6 @@ def test_a_table_has_the_means_the_difference_and_its_paired_error():
     assert row[:4] == ("r", 3.0, 5.0, 2.0) and row[4] == pytest.approx(1 / np.sqrt(3))
     (table,) = tables(ri.compare({name: tree([0, 0, 0]) for name in "abc"}))
     assert table.columns == ("variable", "a", "b", "c")
-
-
-def test_the_page_embeds_the_very_svg_of_the_figures(every_measure, tmp_path):
-    assert write_report(every_measure, tmp_path / "page.html", tmp_path / "figures", ("svg",)) == []
-    embedded = re.findall(r"data:image/svg\+xml;base64,([^\"]+)", (tmp_path / "page.html").read_text())
-    files = {file.read_bytes() for file in (tmp_path / "figures").glob("*.svg")}
-    assert embedded and {b64decode(content) for content in embedded} <= files
 
 
 def test_a_figure_that_cannot_be_drawn_costs_itself_alone(every_measure, tmp_path):

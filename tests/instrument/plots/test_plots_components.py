@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
 import pytest
 import xarray as xr
+from drawn import artist
 from matplotlib.colors import to_hex
 from numpy.testing import assert_allclose
 
@@ -22,9 +22,8 @@ from repo_interp.plots import (
     turn_histogram,
     vaf_by_component,
     vaf_over_training,
-    write_figures,
 )
-from repo_interp.plots.catalogue import view_of
+from repo_interp.plots.catalogue import figures_of, view_of
 from repo_interp.plots.style import COLUMN_WIDTH, SCHEME_COLOURS
 from repo_interp.plots.view import PageOptions
 from repo_interp.plots.views.component_curves import BAND_COLOURS, FEW_PAIRS, band_of
@@ -82,11 +81,6 @@ def averaged(group: xr.Dataset) -> xr.Dataset:
     )
 
 
-def drawn(ax, gid: str) -> np.ndarray:
-    (line,) = [line for line in ax.get_lines() if line.get_gid() == gid]
-    return line.get_ydata()
-
-
 def logits() -> xr.DataArray:
     values = np.full((2, 2, 2, 2 * L), np.nan)
     values[:, :, 0, :L] = np.arange(L)
@@ -111,7 +105,7 @@ def test_logits_of_several_checkpoints_within_and_beyond_the_training_length():
     first, second = figure.axes
     assert [ax.get_title(loc="left") for ax in figure.axes] == ["RoPE", "learned"]
     for gid, length in ((f"trained {L}", L), (f"trained {2 * L}", 2 * L), (f"random 0 {2 * L}", 2 * L)):
-        many, few = drawn(first, gid), drawn(first, f"{gid}, few pairs")
+        many, few = artist(first, gid).get_ydata(), artist(first, f"{gid}, few pairs").get_ydata()
         assert_allclose(np.concatenate((many, few[1:])), np.arange(1, length))
         assert few[0] == length - length // FEW_PAIRS
     curves = {f"trained {L}", f"random 0 {L}"}
@@ -124,15 +118,10 @@ def test_logits_of_several_checkpoints_within_and_beyond_the_training_length():
         SCHEME_COLOURS["rope"].lower()
     )
     for ax in figure.axes:
-        assert list(drawn_x(ax, "training length")) == [L, L]
+        assert list(artist(ax, "training length").get_xdata()) == [L, L]
         assert ax.get_xlim()[1] > 2 * L - 1
     with pytest.raises(InputError, match="trained"):
         logit_by_distance(logits().sel(weights=["random 0"]))
-
-
-def drawn_x(ax, gid: str) -> np.ndarray:
-    (line,) = [line for line in ax.get_lines() if line.get_gid() == gid]
-    return line.get_xdata()
 
 
 def test_components_are_coloured_by_band_and_add_up():
@@ -145,8 +134,8 @@ def test_components_are_coloured_by_band_and_add_up():
         assert to_hex(line.get_color()) == BAND_COLOURS[band].lower()
         assert_allclose(line.get_ydata(), curves[place] - curves[place].mean())
     total = curves.sum(0)
-    assert_allclose(drawn(below, "sum"), total - total.mean())
-    assert_allclose(drawn(below, "sum low"), curves[3:].sum(0) - curves[3:].sum(0).mean(), atol=1e-12)
+    assert_allclose(artist(below, "sum").get_ydata(), total - total.mean())
+    assert_allclose(artist(below, "sum low").get_ydata(), curves[3:].sum(0) - curves[3:].sum(0).mean(), atol=1e-12)
     assert [text.get_text() for text in above.texts] == ["r = 2"]
     length = int(data["distance"].values[-1]) + 1
     for ax in (above, below):
@@ -154,21 +143,17 @@ def test_components_are_coloured_by_band_and_add_up():
         assert_allclose(few.get_extents().transformed(ax.transData.inverted()).intervalx, [length - length // 16, length])
 
 
-def test_vaf_bars_spread_and_controls():
+def test_vaf_bars_spread_and_controls_over_components_and_lines_over_training():
     data = averaged(components())
     vaf = xr.DataArray([np.arange(6.0), np.ones(6)], dims=("weights", "component"), coords={"weights": ["trained", "random 0"]})
     (ax,) = vaf_by_component(data.assign(vaf=vaf, spread=("component", np.full(6, 0.5)))).axes
     assert_allclose([bar.get_height() for bar in ax.patches if abs(bar.get_width() - 0.72) < 1e-9], np.arange(6.0))
-    assert_allclose(drawn(ax, "random 0"), 1)
+    assert_allclose(artist(ax, "random 0").get_ydata(), 1)
     assert len(ax.containers) == 2
-
-
-def test_vaf_over_training_has_a_line_a_step_and_one_a_component():
-    data = averaged(components())
     vaf = xr.DataArray(np.arange(24.0).reshape(4, 6), dims=("step", "component"), coords={"step": [10, 20, 30, 40]})
     above, below = vaf_over_training(data.assign(vaf=vaf)).axes[:2]
-    assert_allclose(drawn(above, "step 30"), vaf.values[2])
-    assert_allclose(drawn(below, "component 2"), vaf.values[:, 2])
+    assert_allclose(artist(above, "step 30").get_ydata(), vaf.values[2])
+    assert_allclose(artist(below, "component 2").get_ydata(), vaf.values[:, 2])
 
 
 def test_beyond_the_training_length_the_first_layer_and_the_later_ones():
@@ -178,7 +163,7 @@ def test_beyond_the_training_length_the_first_layer_and_the_later_ones():
     figure = beyond_training_length(data.assign(band.data_vars), L)
     top, middle, bottom = figure.axes
     for ax in figure.axes:
-        assert list(drawn_x(ax, "training length")) == [L, L]
+        assert list(artist(ax, "training length").get_xdata()) == [L, L]
     assert len([line for line in top.get_lines() if line.get_gid() is None]) == NAMES.count("activated") + NAMES.count("low")
     first = middle.get_lines()[0]
     assert_allclose(first.get_ydata(), data["logit_by_distance"].values[0, first.get_xdata().astype(int)])
@@ -201,80 +186,53 @@ def rotation(layers: int = LAYERS, heads: int = HEADS) -> xr.Dataset:
 def test_norms_have_a_row_a_head_or_a_layer_and_leave_out_what_does_not_rotate():
     few, many = rotation(), rotation(heads=60)
     queries, keys = pair_norms(few, averaged(components())).axes[:2]
-    assert_allclose(queries.images[0].get_array(), few["query_norm"].values[1:].reshape(-1, COMPONENTS))
-    assert_allclose(keys.images[0].get_array(), few["key_norm"].values[1:].reshape(-1, COMPONENTS))
-    assert [line.get_xdata().tolist() for line in queries.get_lines() if line.get_gid() == "activated"] == [[2]]
+    for ax, name in ((queries, "query_norm"), (keys, "key_norm")):
+        assert_allclose(ax.images[0].get_array(), few[name].values[1:].reshape(-1, COMPONENTS))
+        assert ax.images[0].get_clim() == queries.images[0].get_clim(), "one scale"
+    assert artist(queries, "activated").get_xdata().tolist() == [2]
     assert_allclose(pair_norms(many).axes[0].images[0].get_array(), many["query_norm"].values[1:].mean(1))
 
 
-def test_a_pair_of_tokens_adds_up_to_its_logit():
-    data = averaged(components()).assign(logit=("component", np.array([1.0, -2, 3, 0.5, 0, 1])))
-    (ax,) = pair_of_tokens(data).axes
-    assert_allclose(drawn(ax, "sum so far"), [1, -1, 2, 2.5, 2.5, 3.5])
+def test_a_pair_of_tokens_adds_up_to_its_logit_and_turns_are_shares_in_per_cent():
+    (ax,) = pair_of_tokens(averaged(components()).assign(logit=("component", np.array([1.0, -2, 3, 0.5, 0, 1])))).axes
+    assert_allclose(artist(ax, "sum so far").get_ydata(), [1, -1, 2, 2.5, 2.5, 3.5])
     assert ax.texts[0].get_text() == "sum 3.50"
-
-
-def test_turns_are_shares_in_per_cent():
-    share = components()["turn_share"].mean(("layer", "head"))
-    data = averaged(components()).assign(turn_share=share, turn_upper=components()["turn_upper"])
+    group = components()
+    share = group["turn_share"].mean(("layer", "head")).copy()
+    data = averaged(group).assign(turn_share=share, turn_upper=group["turn_upper"])
     ax = turn_histogram(data).axes[0]
-    drawn_share = ax.images[0].get_array()
-    assert_allclose(drawn_share, 100 * share.transpose("turn", "component").values[: len(drawn_share)])
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["0", "0.1", "π/4", "π", "∞"][: len(drawn_share) + 1]
-
-
-def test_angles_that_no_pair_turns_by_are_said_and_not_drawn():
-    share = components()["turn_share"].mean(("layer", "head")).copy()
+    assert_allclose(ax.images[0].get_array(), 100 * share.transpose("turn", "component").values)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["0", "0.1", "π/4", "π", "∞"]
     share.loc[{"turn": share["turn"].values[2:]}] = 0
-    data = averaged(components()).assign(turn_share=share, turn_upper=components()["turn_upper"])
-    ax = turn_histogram(data).axes[0]
-    assert len(ax.images[0].get_array()) == 2
+    ax = turn_histogram(data.assign(turn_share=share)).axes[0]
+    assert len(ax.images[0].get_array()) == 2, "angles that no pair turns by are named and not drawn"
     assert "no pair turns by π/4 or more" in ax.get_title(loc="left")
 
 
-def test_queries_and_keys_have_one_scale():
-    queries, keys = pair_norms(rotation()).axes[:2]
-    assert queries.images[0].get_clim() == keys.images[0].get_clim()
+def test_a_run_gets_the_figures_that_it_allows():
+    def names(run):
+        return [name for _, name, _ in figures_of(run)]
+
+    plain = ["logit_by_distance", "components_by_distance", "component_vaf"]
+    assert names(as_run(components())) == plain
+    assert names(as_run(components(2 * L, ("rope", "repo", "repo")))) == [*plain, "beyond_training_length", "component_turns"]
+    assert names(as_run(components(schemes=("nope",) * 3))) == ["logit_by_distance"]
+    still = rotation().assign(slow_dominating=(("layer", "head", "component"), np.full((LAYERS, HEADS, COMPONENTS), -1)))
+    assert [name for name, _ in view_of("rotation").figures(as_run(components(), rotation=still))] == ["pair_norms"]
 
 
-def test_a_run_gets_the_figures_that_it_allows(tmp_path):
-    plain = {path.stem for path in write_figures(as_run(components()), tmp_path / "plain")}
-    assert {"logit_by_distance", "components_by_distance", "component_vaf"} == plain
-    shown = rotation().assign(slow_dominating=(("layer", "head", "component"), np.full((LAYERS, HEADS, COMPONENTS), -1)))
-    assert [name for name, _ in view_of("rotation").figures(as_run(components(), rotation=shown))] == ["pair_norms"]
-    learned = components(2 * L, ("rope", "repo", "repo"))
-    assert {"component_turns", "beyond_training_length"} <= {
-        path.stem for path in write_figures(as_run(learned), tmp_path / "long")
-    }
-    still = {path.stem for path in write_figures(as_run(components(schemes=("nope",) * 3)), tmp_path / "still")}
-    assert still == {"logit_by_distance"}
-
-
-def test_the_page_has_every_component_with_frequency_and_wavelength(tmp_path):
+def test_the_page_has_every_component_with_frequency_and_wavelength(no_pictures, tmp_path):
     run = as_run(components())
     data, _ = component_data(run, PageOptions())
-    assert data is not None
-    assert data["start"] == 2
-    assert [one["band"] for one in data["components"]][2] == "activated"
+    assert data is not None and data["start"] == 2 and data["components"][2]["band"] == "activated"
     assert_allclose([one["wavelength"] for one in data["components"]], 2 * np.pi / FREQUENCIES, rtol=1e-5)
     mean = run["components"]["component_by_distance"].mean("layer").values
-    assert data["distance"] == list(range(1, L))
+    assert data["distance"] == list(range(1, L)) and len(data["layers"]) == 1 + LAYERS
     assert_allclose(data["layers"][0]["components"], mean[:, 1:], rtol=1e-5)
-    assert len(data["layers"]) == 1 + LAYERS
-    page = report_page(run, tmp_path / "page.html").read_text()
-    assert 'data-section="components"' in page
-    assert "Rotary components" in page
-    assert "http://" not in page.split("<main>")[1].split("</main>")[0]
-    json.dumps(data, allow_nan=False)
+    assert 'data-section="components"' in report_page(run, tmp_path / "page.html").read_text()
     assert [row[0] for row in component_table(run).rows] == list(range(COMPONENTS))
-
-
-def test_long_runs_are_thinned_and_runs_without_rotation_say_so(tmp_path):
-    data, _ = component_data(as_run(components(3000)), PageOptions())
-    assert data is not None
-    assert len(data["distance"]) == 256
-    assert data["distance"][0] == 1
-    assert data["distance"][-1] == 2999
+    long, _ = component_data(as_run(components(3000)), PageOptions())
+    assert long is not None and len(long["distance"]) == 256 and (long["distance"][0], long["distance"][-1]) == (1, 2999)
     still = as_run(components(schemes=("nope",) * 3))
     assert component_data(still, PageOptions()) == (None, ())
     assert "rotates" in report_page(still, tmp_path / "still.html").read_text()

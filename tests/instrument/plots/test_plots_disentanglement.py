@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from drawn import artist, starting
 from families import tiny
 from matplotlib.patches import Arc, Circle
 
@@ -19,8 +20,8 @@ from repo_interp.measures.maps import Maps
 from repo_interp.measures.rotation import Rotation
 from repo_interp.measures.three_axis import ThreeAxis
 from repo_interp.models.outputs import layer_tensors, outputs_over_windows
-from repo_interp.plots.catalogue import figures_of, view_of
-from repo_interp.plots.pages.report import report_page
+from repo_interp.plots.catalogue import view_of
+from repo_interp.plots.pages.report import write_report
 from repo_interp.plots.views import three_axis as fits
 from repo_interp.plots.views.extrapolation import extrapolation_by_length
 from repo_interp.plots.views.extrapolation import output_traces as traces_in_plane
@@ -60,10 +61,6 @@ def run(tmp_path_factory):
     return read_run(file)
 
 
-def artists(figure, gid):
-    return figure.findobj(lambda artist: (artist.get_gid() or "").startswith(gid))
-
-
 @pytest.mark.parametrize("edges", [(0, 1, 2, 3, 4, 5, 6, 7), (0, 3, 6, 7), (0, 7), (0, 5, 7)])
 def test_means_of_axes_over_blocks_are_those_of_the_dense_map(edges):
     distance, query, key = np.random.default_rng(0).normal(size=(3, 7))
@@ -78,13 +75,13 @@ def test_means_of_axes_over_blocks_are_those_of_the_dense_map(edges):
 
 def test_the_logit_map_its_axes_and_their_sum_stand_side_by_side(run):
     figure = fits.three_axis_fit(run, 1, 2)
-    (logits,), (rebuilt,) = artists(figure, "map Logits"), artists(figure, "map Sum")
+    (logits,), (rebuilt,) = starting(figure, "map Logits"), starting(figure, "map Sum")
     np.testing.assert_array_equal(logits.get_array().filled(np.nan), run["maps"]["logit_map"].sel(layer=1, head=2).values)
     assert logits.get_clim() == rebuilt.get_clim()
     # Block means leave out what happens within a block: the correlation of the two maps is at least that of the logits.
     one, other = logits.get_array().compressed(), rebuilt.get_array().compressed()
     assert np.corrcoef(one, other)[0, 1] > run["three_axis"]["r"].sel(prompt=0, layer=1, head=2).item() - 0.05
-    (drawn,) = artists(figure, "axis key")
+    drawn = artist(figure, "axis key")
     np.testing.assert_array_equal(drawn.get_ydata(), run["three_axis"]["key_axis"].sel(layer=1, head=2).values)
 
 
@@ -101,17 +98,21 @@ def test_the_fake_map_stands_between_its_axes(run):
     assert np.corrcoef(np.ravel(fake), np.ravel(rebuilt))[0, 1] > 0
 
 
-def test_correlations_over_layers_and_heads(run):
-    figure = fits.fit_correlations(run)
-    images = [image.get_array() for ax in figure.axes for image in ax.images]
-    np.testing.assert_allclose(images[0], run["three_axis"]["r"].mean("prompt").values)
-    np.testing.assert_allclose(images[1], run["fake_distance"]["r"].mean("prompt").values)
+def test_correlations_over_layers_and_heads_on_one_scale_and_grey_where_exact_by_construction(run):
+    figure = fit_correlations(run)
+    for ax, name in zip(figure.axes[:2], ("three_axis", "fake_distance"), strict=True):
+        np.testing.assert_allclose(ax.images[0].get_array(), run[name]["r"].mean("prompt").values)
+        assert ax.images[0].get_clim() in ((0, 1), (-1, 1))
+    exact = xr.ones_like(run["fake_distance"]["r"])
+    ax = fit_correlations(xr.DataTree.from_dict({"fake_distance": xr.Dataset({"r": exact})})).axes[0]
+    assert np.ma.getmaskarray(np.ma.masked_invalid(ax.images[0].get_array())).all()
+    assert "by construction" in ax.get_title("left")
 
 
 def test_pairs_are_arrows_with_numbers_deviations_and_arcs(run):
     group = run["rotation"].sel(layer=0, head=1)
     figure = rotating_pairs(run, 0, 1)
-    arrows = {artist.get_gid(): artist for artist in artists(figure, "arrow")}
+    arrows = {artist.get_gid(): artist for artist in starting(figure, "arrow")}
     assert len(arrows) == group.sizes["component"] == 4
     for component in range(4):
         pair = group.sel(component=component)
@@ -119,12 +120,12 @@ def test_pairs_are_arrows_with_numbers_deviations_and_arcs(run):
         tip = query * key.conjugate() / np.sqrt(8)
         assert arrows[f"arrow {component}"].xy == pytest.approx((tip.real, tip.imag))
         assert np.angle(tip) == pytest.approx(pair["start_angle"].item())
-        (circle,) = (one for one in artists(figure, f"deviation {component}") if isinstance(one, Circle))
+        (circle,) = (one for one in starting(figure, f"deviation {component}") if isinstance(one, Circle))
         assert circle.radius == pytest.approx(abs(query) * pair["key_deviation"].item() / np.sqrt(8))
-        (arc,) = (one for one in artists(figure, f"arc {component}") if isinstance(one, Arc))
+        (arc,) = (one for one in starting(figure, f"arc {component}") if isinstance(one, Arc))
         turned = min(360, np.degrees(pair["max_rotation"].item()))
         assert arc.theta2 - arc.theta1 == pytest.approx(turned)
-    assert {artist.get_text() for artist in artists(figure, "number")} == {"0", "1", "2", "3"}
+    assert {artist.get_text() for artist in starting(figure, "number")} == {"0", "1", "2", "3"}
     assert len([ax for ax in rotation_grid(run, most=5).axes if ax.get_visible()]) == 5
 
 
@@ -137,24 +138,11 @@ def test_tolerance_is_written_into_its_cells(run):
     assert texts == [f"{value:.3f}" for value in expected]
     worse = figure.axes[0].images[0].get_array()
     np.testing.assert_array_equal(worse[:, 0], 0)
+    weaker = run.copy()
+    weaker["perturbation"] = group.to_dataset().assign(log_perplexity=group["log_perplexity"] / 2)
+    assert perturbation_grid(weaker).axes[0].images[0].get_clim() == figure.axes[0].images[0].get_clim(), "one scale for all runs"
     with pytest.raises(InputError, match="values of perturbation"):
         perturbation_grid(run, "loss")
-
-
-def test_colours_of_tolerance_and_of_fits_end_at_the_same_values_in_every_figure(run):
-    weaker = run.copy()
-    weaker["perturbation"] = run["perturbation"].to_dataset().assign(log_perplexity=run["perturbation"]["log_perplexity"] / 2)
-    first, second = (perturbation_grid(each).axes[0].images[0].get_clim() for each in (run, weaker))
-    assert first == second
-    for ax in fit_correlations(run).axes[:2]:
-        assert ax.images[0].get_clim() in ((0, 1), (-1, 1))
-
-
-def test_a_fit_that_is_exact_by_construction_is_grey(run):
-    exact = xr.ones_like(run["fake_distance"]["r"])
-    figure = fit_correlations(xr.DataTree.from_dict({"fake_distance": xr.Dataset({"r": exact})}))
-    assert np.ma.getmaskarray(np.ma.masked_invalid(figure.axes[0].images[0].get_array())).all()
-    assert "by construction" in figure.axes[0].get_title("left")
 
 
 def test_all_heads_have_one_scale_and_whole_circles(run):
@@ -162,7 +150,7 @@ def test_all_heads_have_one_scale_and_whole_circles(run):
     shown = [ax for ax in figure.axes if ax.get_visible() and not ax.get_label()]
     assert len({ax.get_xlim() for ax in shown}) == 1
     reach = shown[0].get_xlim()[1]
-    for circle in artists(figure, "deviation"):
+    for circle in starting(figure, "deviation"):
         if isinstance(circle, Circle):
             assert max(np.abs(circle.center)) + circle.radius <= reach
 
@@ -182,31 +170,29 @@ def test_r_and_colours_of_pairs_say_how_their_components_are_chosen(run):
 def test_extrapolation_is_drawn_by_method_and_length(run):
     figure = extrapolation_by_length(run)
     group = run["extrapolation"]
-    (line,) = artists(figure, "kl lm_infinite")
+    line = artist(figure, "kl lm_infinite")
     np.testing.assert_allclose(line.get_ydata(), group["kl"].sel({"method": "lm_infinite"}).mean("layer"))
-    (line,) = artists(figure, "layers plain")
+    line = artist(figure, "layers plain")
     np.testing.assert_allclose(line.get_ydata(), group["kl"].sel({"method": "plain", "length": 64}))
 
 
-def test_layers_that_leave_far_further_than_others_do_not_hide_these(run):
-    assert extrapolation_by_length(run).axes[2].get_yscale() == "linear"
-    far = run.copy()
-    far["extrapolation/kl"] = far["extrapolation/kl"].where(far["extrapolation/layer"] > 0, 1000 * far["extrapolation/kl"])
+def test_one_layer_or_method_that_leaves_far_further_does_not_hide_the_others(run):
+    assert [ax.get_yscale() for ax in extrapolation_by_length(run).axes[::2]] == ["linear", "linear"]
+    far, kl = run.copy(), run["extrapolation/kl"]
+    far["extrapolation/kl"] = kl.where(kl["layer"] > 0, 1000 * kl)
     assert extrapolation_by_length(far).axes[2].get_yscale() == "log"
-    assert extrapolation_by_length(run).axes[0].get_yscale() == "linear"
-    plain = far["extrapolation/method"] == "plain"
-    far["extrapolation/kl"] = run["extrapolation/kl"].where(~(plain & (far["extrapolation/length"] > 32)), 1000)
-    assert extrapolation_by_length(far).axes[0].get_yscale() == "log", "one method that breaks does not press the others to 0"
+    far["extrapolation/kl"] = kl.where(~((kl["method"] == "plain") & (kl["length"] > 32)), 1000)
+    assert extrapolation_by_length(far).axes[0].get_yscale() == "log"
 
 
 def test_traces_wander_in_the_plane_of_the_reference(run):
     figure = traces_in_plane(run)
     group = run["output_traces"]
-    panels = artists(figure, "reference")
+    panels = starting(figure, "reference")
     for dots in panels:
         np.testing.assert_allclose(dots.get_xydata(), group["pca_reference"].values)
     np.testing.assert_allclose(group["pca_reference"].mean("point").values, 0, atol=1e-3)
-    lines = artists(figure, "trace")
+    lines = starting(figure, "trace")
     assert len(lines) == len(panels) == 3
     for line, trace in zip(lines, group["pca_trace"].transpose("trace", "step", "axis").values, strict=True):
         np.testing.assert_allclose([part[0] for part in line.get_segments()], trace[:-1])
@@ -225,21 +211,20 @@ def test_a_query_over_its_own_window_puts_out_what_the_model_does(scheme):
     torch.testing.assert_close(found[0], outputs[0][0, -1], atol=1e-5, rtol=1e-5)
 
 
-def test_a_run_gives_all_of_them_as_files_and_sections(run, tmp_path):
-    names = {name for _, name, _ in figures_of(run)}
+def test_a_run_gives_all_of_them_as_figures_and_sections(run, no_pictures, tmp_path):
+    names: list[str] = []
+    assert write_report(run, tmp_path / "report.html", tmp_path / "figures", drawn=names.append) == []
     wanted = {"fit_correlations", "rotating_pairs", "perturbation_log_perplexity", "extrapolation", "output_traces"}
-    assert wanted <= names
+    assert wanted <= set(names)
     assert sum(name.startswith("three_axis_layer") for name in names) == 3
     assert sum(name.startswith("fake_distance_layer") for name in names) == 3
-    report_page(run, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     for name in ("three_axis", "fake_distance", "rotation"):
         assert f'<section id="{name}"' in page
         (table,) = view_of(name).tables(run)
         assert [row[0] for row in table.rows] == ["0", "1", "2", "all"]
         assert np.shape(view_of(name).head_maps(run)[0].data()["values"]) == (3, 4)
-    mean = run["three_axis"]["r"].mean().item()
-    assert view_of("three_axis").tables(run)[0].rows[-1][4] == pytest.approx(mean)
+    assert view_of("three_axis").tables(run)[0].rows[-1][4] == pytest.approx(run["three_axis"]["r"].mean().item())
 
 
 def test_what_is_missing_is_said(run):

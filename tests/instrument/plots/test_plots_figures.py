@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from drawn import starting, texts
 from families import tiny
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 from numpy.testing import assert_allclose
-from run_fixture import SPANS, large_run, small_run
+from run_fixture import SPANS, large_run
 
 import repo_interp as ri
 from repo_interp.errors import InputError
@@ -24,17 +24,10 @@ from repo_interp.plots import (
     position_ranges,
     write_figures,
 )
-from repo_interp.plots.catalogue import tables
-from repo_interp.plots.marks.arrays import MEAN, over_prompts
-from repo_interp.plots.marks.drawing import envelope
+from repo_interp.plots.catalogue import figures_of, tables
 from repo_interp.plots.pages.report import write_report
 from repo_interp.plots.style import PATTERN_COLOURS, SCHEME_COLOURS, paper_figure, style
 from repo_interp.plots.views.ranges import heads_to_show
-
-
-@pytest.fixture(scope="module")
-def run() -> xr.DataTree:
-    return small_run()
 
 
 @pytest.fixture(scope="module")
@@ -68,51 +61,39 @@ def without_positions(layers):
     return change
 
 
-def marked(figure: Figure, start: str) -> list:
-    """Artists whose id starts so."""
-    return [artist for artist in figure.findobj() if (artist.get_gid() or "").startswith(start)]
-
-
-def texts(figure: Figure) -> list[str]:
-    figure.draw_without_rendering()
-    return [text.get_text() for text in figure.findobj(lambda artist: hasattr(artist, "get_text")) if text.get_text()]
-
-
-# ---- positions -----------------------------------------------------------------------------------------------------------
-
-
-def test_position_lines_draw_every_position(run):
-    figure = position_lines(run, layer=5, head=1, prompt=1)
-    (line,) = marked(figure, "positions")
+def test_position_lines_draw_every_position(small):
+    figure = position_lines(small, layer=5, head=1, prompt=1)
+    (line,) = starting(figure, "positions")
     assert_allclose(line.get_xdata(), np.arange(96))
-    assert_allclose(line.get_ydata(), run["positions"]["position"].sel(prompt=1, layer=5, head=1).values[:96])
+    assert_allclose(line.get_ydata(), small["positions"]["position"].sel(prompt=1, layer=5, head=1).values[:96])
     assert line.get_color() == SCHEME_COLOURS["repo"]
     assert figure.axes[0].get_title(loc="left") == "Layer 5, head 1 (RePo), prompt 1, 96 tokens"
     assert figure.axes[0].get_ylabel() == "position z"  # in positions: said once
+    awkward = texts(position_lines(small, layer=5, head=1))
+    assert {"␣", "⇥", "\\u65e5\\u672c", "$x^2$", "</script>", "\\x00"} <= set(awkward)
 
 
-def test_position_lines_shade_exactly_the_spans(run):
-    figure = position_lines(run, layer=5, head=1, prompt=1)
-    mask = run["positions"]["span_mask"].sel(prompt=1).values[:, :96] > 0
+def test_position_lines_shade_exactly_the_spans(small):
+    figure = position_lines(small, layer=5, head=1, prompt=1)
+    mask = small["positions"]["span_mask"].sel(prompt=1).values[:, :96] > 0
     for name in ("needle", "query", "generated"):
         shaded = np.zeros(96, bool)
-        for patch in marked(figure, f"span {name}"):
+        for patch in starting(figure, f"span {name}"):
             left, right = patch.get_x(), patch.get_x() + patch.get_width()
             shaded |= (np.arange(96) > left) & (np.arange(96) < right)
         assert (shaded == mask[SPANS.index(name)]).all()
-    assert marked(figure, "span rest") == []
-    assert {patch.get_gid() for patch in marked(figure, "part ")} == {"part needle.1.key", "part needle.1.value", "part needle.2"}
-
-
-def test_position_lines_label_tokens_of_spans_with_what_cannot_be_seen(run):
-    shown = texts(position_lines(run, layer=5, head=1))
-    assert {"␣", "⇥", "\\u65e5\\u672c", "$x^2$", "</script>", "\\x00"} <= set(shown)
+    assert starting(figure, "span rest") == []
+    assert {patch.get_gid() for patch in starting(figure, "part ")} == {
+        "part needle.1.key",
+        "part needle.1.value",
+        "part needle.2",
+    }
 
 
 def test_long_prompts_have_few_labels_and_keep_their_extremes(long_run):
     figure = position_lines(long_run, layer=2, head=1)
     values = long_run["positions"]["position"].sel(prompt=0, layer=2, head=1).values[:4096]
-    (line,) = marked(figure, "positions")
+    (line,) = starting(figure, "positions")
     kept = line.get_xdata()
     assert len(kept) < 4096 and len(figure.axes[0].get_xticks(minor=True)) <= 100
     assert_allclose(line.get_ydata(), values[kept])
@@ -121,131 +102,111 @@ def test_long_prompts_have_few_labels_and_keep_their_extremes(long_run):
     assert needle[0] in figure.axes[0].get_xticks(minor=True)
 
 
-def test_envelope_of_every_bin_is_that_of_the_values():
-    values = np.random.default_rng(0).normal(size=1000)
-    values[300:400] = np.nan
-    kept = envelope(values, 50)
-    assert kept.size <= 102
-    for part in np.array_split(np.arange(1000), 50):
-        inside = np.intersect1d(kept, part)
-        if np.isfinite(values[part]).any():
-            assert np.nanmin(values[inside]) == np.nanmin(values[part]) and np.nanmax(values[inside]) == np.nanmax(values[part])
-
-
-def test_layers_without_positions_say_so(run):
-    nope = changed(run, positions=without_positions([2]))
-    assert "no positions in this layer" in texts(position_lines(nope, layer=2, head=0))
-    assert "no positions in this layer" not in texts(position_lines(nope, layer=3, head=0))
-
-
-def test_shorter_prompts_end_where_they_end(run):
+def test_shorter_prompts_end_where_they_end(small):
     def shorten(group):
         group["token_count"][1] = 40
         group["position"][1, ..., 40:] = np.nan
         return group
 
-    figure = position_lines(changed(run, positions=shorten), layer=5, head=1, prompt=1)
-    (line,) = marked(figure, "positions")
+    figure = position_lines(changed(small, positions=shorten), layer=5, head=1, prompt=1)
+    (line,) = starting(figure, "positions")
     assert len(line.get_xdata()) == 40 and figure.axes[0].get_xlim()[1] < 41
 
 
-def test_without_texts_ids_are_labels_and_without_ids_nothing_is(run):
-    bare = changed(run, positions=lambda group: group.drop_vars("token_text"))
+def test_without_texts_ids_are_labels_and_without_ids_nothing_is(small):
+    bare = changed(small, positions=lambda group: group.drop_vars("token_text"))
     assert position_lines(bare, 5, 1).axes[0].get_xlabel() == "token index"
     numbered = changed(
-        run, positions=lambda group: group.drop_vars("token_text").assign(token_id=(("prompt", "token"), np.full((3, 100), 94)))
+        small, positions=lambda group: group.drop_vars("token_text").assign(token_id=(("prompt", "token"), np.full((3, 100), 94)))
     )
     assert "⟨94⟩" in texts(position_lines(numbered, 5, 1))
 
 
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
+def test_what_is_not_in_the_run_is_refused_by_name(small):
+    for missing, message in (
         ({"layer": 6, "head": 0}, "no layer 6; it has 0, 1, 2, 3, 4, 5"),
         ({"layer": 0, "head": 4}, "no head 4"),
         ({"layer": 0, "head": 0, "prompt": 9}, "no prompt 9"),
-    ],
-)
-def test_what_is_not_in_the_run_is_refused_by_name(run, asked, message):
-    with pytest.raises(InputError, match=message):
-        position_lines(run, **asked)
-
-
-def test_a_missing_group_is_named(run):
+    ):
+        with pytest.raises(InputError, match=message):
+            position_lines(small, **missing)
     with pytest.raises(InputError, match="'attention_mass'; the run has: positions, patterns"):
-        heads_ranked(changed(run, attention_mass=None))
+        heads_ranked(changed(small, attention_mass=None))
 
 
-def test_grid_draws_every_head_in_its_cell(run):
-    figure = position_grid(run, prompt=2)
-    values = run["positions"]["position"].sel(prompt=2).values[..., :96]
-    for layer, lines in enumerate(marked(figure, "positions ")):
+def test_layers_without_positions_are_drawn_as_such(small):
+    """A model without any has no figures of positions, nor of chunks."""
+    nope = changed(small, positions=without_positions([2]), patterns=without_positions([2]))
+    assert "no positions in this layer" in texts(position_lines(nope, layer=2, head=0))
+    assert "no positions in this layer" not in texts(position_lines(nope, layer=3, head=0))
+    grid = position_grid(nope)
+    assert texts(grid).count("no positions") == 4 and len(starting(grid, "positions 2")[0].get_segments()) == 0
+    assert texts(pattern_shares(nope)).count("no positions") == 1
+    layers = range(6)
+    nope = changed(small, positions=without_positions(layers), patterns=without_positions(layers), attention_mass=None)
+    nope["patterns/sensitivity"] = nope["patterns/sensitivity"] * np.nan
+    assert list(figures_of(nope)) == []
+    for draw in (position_grid, position_ranges, lambda run: position_lines(run, 0, 0)):
+        with pytest.raises(InputError, match=r"no layer of this run gives tokens positions \(nope\), so there are none to draw"):
+            draw(nope)
+    with pytest.raises(InputError, match="this run has no chunk of positions: no layer has any"):
+        pattern_shares(nope)
+    with pytest.raises(InputError, match="no chunk of learned positions"):
+        pattern_sensitivity(nope)
+
+
+def test_grid_draws_every_head_in_its_cell(small):
+    figure = position_grid(small, prompt=2)
+    values = small["positions"]["position"].sel(prompt=2).values[..., :96]
+    for layer, lines in enumerate(starting(figure, "positions ")):
         for head, segment in enumerate(lines.get_segments()):
             assert ((segment[:, 0] > head - 0.5) & (segment[:, 0] < head + 0.5)).all()
             assert ((segment[:, 1] > layer - 0.5) & (segment[:, 1] < layer + 0.5)).all()
             # Up is up on an axis that points down, and the cell's own scale is linear.
             assert np.corrcoef(-segment[:, 1], values[layer, head])[0, 1] > 1 - 1e-6
-    first, last = (to_hex(marked(figure, f"positions {layer}")[0].get_color()[0]).upper() for layer in (0, 5))
+    first, last = (to_hex(starting(figure, f"positions {layer}")[0].get_color()[0]).upper() for layer in (0, 5))
     assert (first, last) == (SCHEME_COLOURS["rope"], SCHEME_COLOURS["repo"])
     assert "95.0" in texts(figure)
 
 
-def test_grid_of_nope_layers_is_empty_there(run):
-    figure = position_grid(changed(run, positions=without_positions([0])))
-    assert texts(figure).count("no positions") == 4
-    assert len(marked(figure, "positions 0")[0].get_segments()) == 0
-
-
-# ---- ranges --------------------------------------------------------------------------------------------------------------
-
-
-def test_ranges_are_dots_at_the_mean_over_prompts_and_the_context_is_marked(run):
-    figure = position_ranges(run)
-    means = run["positions"]["position_range"].mean("prompt").values
-    for layer, dots in enumerate(marked(figure, "layer ")):
+def test_ranges_are_dots_at_the_mean_over_prompts_and_the_context_is_marked(small):
+    figure = position_ranges(small)
+    means = small["positions"]["position_range"].mean("prompt").values
+    for layer, dots in enumerate(starting(figure, "layer ")):
         assert_allclose(dots.get_ydata(), means[layer])
         assert (abs(dots.get_xdata() - layer) < 0.5).all()
-    assert {tuple(line.get_ydata()) for line in marked(figure, "context length")} == {(96.0, 96.0)}
+    assert {tuple(line.get_ydata()) for line in starting(figure, "context length")} == {(96.0, 96.0)}
     assert figure.axes[0].get_yscale() == "log"
     assert "context length: 96 tokens" in texts(figure)
+    assert sum(bar.get_width() for bar in figure.axes[1].patches) == 16, "the histogram counts learned heads only"
 
 
-def test_ranges_near_each_other_stay_on_a_linear_axis_and_zeros_are_shown(run):
-    def near(group):
-        group["position_range"][:] = 90.0
+@pytest.mark.parametrize(("value", "heads", "scale"), [(90.0, slice(None), "linear"), (0.0, 1, "symlog")])
+def test_ranges_near_each_other_are_on_a_linear_axis_and_zeros_are_shown(small, value, heads, scale):
+    def change(group):
+        group["position_range"][:, :, heads] = value
         return group
 
-    def constant(group):
-        group["position_range"][:, 3, 1] = 0.0
-        return group
-
-    assert position_ranges(changed(run, positions=near)).axes[0].get_yscale() == "linear"
-    axes = position_ranges(changed(run, positions=constant)).axes[0]
-    assert axes.get_yscale() == "symlog" and axes.get_ylim()[0] < 0
+    axes = position_ranges(changed(small, positions=change)).axes[0]
+    assert axes.get_yscale() == scale and axes.get_ylim()[0] <= 0
 
 
-def test_the_histogram_counts_learned_heads_only(run):
-    counted = sum(bar.get_width() for bar in position_ranges(run).axes[1].patches)
-    assert counted == 16
-
-
-# ---- patterns ------------------------------------------------------------------------------------------------------------
-
-
-def test_pattern_bars_have_the_heights_of_the_shares(run):
-    overall, by_layer, _ = pattern_shares(run).axes
-    shares = run["patterns"]
+def test_pattern_bars_have_the_heights_of_the_shares(small):
+    figure = pattern_shares(small)
+    overall, by_layer, _ = figure.axes
+    shares = small["patterns"]
     assert_allclose([bar.get_height() for bar in overall.patches], 100 * shares["pattern_share_all"].values)
     heights = np.array([[bar.get_height() for bar in bars] for bars in by_layer.containers])
     assert_allclose(heights.T, 100 * shares["pattern_share"].mean("head").values)
     assert [bars.get_label() for bars in by_layer.containers] == ["constant", "mono", "hybrid"]
+    assert {"24 %", "4 %", "72 %"} <= set(texts(figure)), "the official shares"
 
 
-def test_mosaic_cells_are_cut_by_the_shares(run):
-    figure = pattern_shares(run)
-    shares = run["patterns"]["pattern_share"].values
+def test_mosaic_cells_are_cut_by_the_shares(small):
+    figure = pattern_shares(small)
+    shares = small["patterns"]["pattern_share"].values
     for code, name in enumerate(PATTERN_COLOURS):
-        (cells,) = marked(figure, f"pattern {name}")
+        (cells,) = starting(figure, f"pattern {name}")
         drawn = np.zeros((6, 4))
         for path in cells.get_paths():
             (left, top), (right, bottom) = path.vertices.min(0), path.vertices.max(0)
@@ -253,50 +214,30 @@ def test_mosaic_cells_are_cut_by_the_shares(run):
         assert_allclose(drawn, shares[..., code], atol=1e-9)
 
 
-def test_official_shares_stand_in_the_figure(run):
-    assert {"24 %", "4 %", "72 %"} <= set(texts(pattern_shares(run)))
-
-
-def test_sensitivity_shows_each_share_and_frames_the_choice(run):
-    figure = pattern_sensitivity(run)
-    grid = run["patterns"]["sensitivity"].transpose("pattern", "chunk_size", "epsilon").values
+def test_sensitivity_shows_each_share_and_frames_the_choice(small):
+    figure = pattern_sensitivity(small)
+    grid = small["patterns"]["sensitivity"].transpose("pattern", "chunk_size", "epsilon").values
     for ax, shares in zip(figure.axes, grid, strict=True):
         assert_allclose(ax.images[0].get_array(), 100 * shares)
         assert [text.get_text() for text in ax.texts] == [f"{value:.0f}" for value in 100 * shares.ravel()]
-    assert [(frame.get_x(), frame.get_y()) for frame in marked(figure, "choice")] == [(1.5, 0.5)] * 3
+    assert [(frame.get_x(), frame.get_y()) for frame in starting(figure, "choice")] == [(1.5, 0.5)] * 3
 
 
-def test_patterns_without_any_learned_layer_are_drawn_as_such(run):
-    def none(group):
-        group["pattern_share_all"][:] = np.nan
-        return without_positions(range(5))(group)
-
-    assert texts(pattern_shares(changed(run, patterns=none))).count("no positions") == 6
-
-
-# ---- attention mass ------------------------------------------------------------------------------------------------------
-
-
-def test_mass_by_span_draws_table_4_and_every_prompt(run):
-    figure = mass_by_span(run)
+def test_mass_by_span_draws_table_4_and_every_prompt(small):
+    figure = mass_by_span(small)
     names = [label.get_text().strip() for label in figure.axes[0].get_yticklabels()]
     assert names == ["needle", "needle.1", "needle.2", "query", "rest", "generated"]
-    mass = run["attention_mass"]
+    mass = small["attention_mass"]
     for row, name in enumerate(names):
-        (mean,) = marked(figure, f"mean {row}")
-        (prompts,) = marked(figure, f"prompts {row}")
+        (mean,) = starting(figure, f"mean {row}")
+        (prompts,) = starting(figure, f"prompts {row}")
         assert_allclose(mean.get_xdata(), mass["table"].sel(span=name))
         expected = 100 * mass["mass_per_token"].sel(span=name).mean(["layer", "head"])
         assert_allclose(prompts.get_xdata(), expected)
     assert figure.axes[0].get_xscale() == "linear"
-
-
-def test_mass_by_span_shows_how_heads_differ_by_scheme(run):
-    figure = mass_by_span(run)
-    heads = 100 * run["attention_mass"]["mass_per_token"].sel(span="query").mean("prompt")
-    (interval,) = marked(figure, "heads 3 repo")
-    expected = np.percentile(heads.sel(layer=[2, 3, 4, 5]).values, [25, 75])
-    assert_allclose(interval.get_segments()[0][:, 0], expected)
+    heads = 100 * mass["mass_per_token"].sel(span="query", layer=[2, 3, 4, 5]).mean("prompt")
+    (interval,) = starting(figure, "heads 3 repo")
+    assert_allclose(interval.get_segments()[0][:, 0], np.percentile(heads.values, [25, 75]))
 
 
 def test_masses_that_differ_much_have_a_logarithmic_axis(long_run):
@@ -314,53 +255,42 @@ def test_masses_that_differ_much_have_a_logarithmic_axis(long_run):
     )
 
 
-def test_heads_are_ranked_by_mass_and_coloured_by_scheme(run):
-    figure = heads_ranked(run)
-    mass = 100 * run["attention_mass"]["mass"].sel(span="needle").mean("prompt")
+def test_heads_are_ranked_by_mass_and_coloured_by_scheme(small):
+    figure = heads_ranked(small)
+    mass = 100 * small["attention_mass"]["mass"].sel(span="needle").mean("prompt")
     widths = [bar.get_width() for bar in figure.axes[0].patches]
     assert_allclose(widths, np.sort(mass.values.ravel())[::-1][:20])
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels[0] == "L2 H2" and float(mass.sel(layer=2, head=2)) == pytest.approx(widths[0])
-    (curve,) = marked(figure, "ranking")
+    (curve,) = starting(figure, "ranking")
     assert_allclose(np.asarray(curve.get_offsets())[:, 1], np.sort(mass.values.ravel())[::-1])
-    expected = (run["positions"]["span_mask"].sel(span="needle") > 0).sum("token").mean() / 96
-    assert_allclose(marked(figure, "chance")[0].get_xdata(), 100 * float(expected))
+    expected = (small["positions"]["span_mask"].sel(span="needle") > 0).sum("token").mean() / 96
+    assert_allclose(starting(figure, "chance")[0].get_xdata(), 100 * float(expected))
+    assert_allclose(mass_grid(small).axes[0].images[0].get_array(), mass)
 
 
-def test_head_grid_draws_the_values_with_name_and_units(run):
-    values = run["positions"]["position_range"].mean("prompt", keep_attrs=True)
-    with style():
-        ax = head_grid(values, paper_figure(3.3, 3).subplots())
-    assert_allclose(ax.images[0].get_array(), values.values)
-    assert ax.get_title(loc="left") == "largest minus smallest position (positions)"
-    assert [label.get_text() for label in ax.get_yticklabels()] == list("012345")
-
-
-def test_head_grid_diverges_from_zero_and_leaves_out_nan():
+def test_head_grid_draws_values_with_name_and_units_diverges_from_zero_and_leaves_out_nan(small):
+    ranges = small["positions"]["position_range"].mean("prompt", keep_attrs=True)
     values = xr.DataArray([[-1.0, np.nan], [3.0, 0.5]], {"layer": [3, 7], "head": [0, 5]}, ("layer", "head"))
     with style():
+        ax = head_grid(ranges, paper_figure(3.3, 3).subplots())
         image = head_grid(values, paper_figure(3.3, 3).subplots()).images[0]
+    assert_allclose(ax.images[0].get_array(), ranges.values)
+    assert ax.get_title(loc="left") == "largest minus smallest position (positions)"
+    assert [label.get_text() for label in ax.get_yticklabels()] == list("012345")
     assert (image.norm.vmin, image.norm.vmax) == (-3.0, 3.0)
     assert np.ma.getmaskarray(image.get_array()).tolist() == [[False, True], [False, False]]
 
 
-def test_mass_grid_is_the_mean_over_prompts(run):
-    image = mass_grid(run, "query").axes[0].images[0]
-    assert_allclose(image.get_array(), 100 * run["attention_mass"]["mass"].sel(span="query").mean("prompt"))
-
-
-# ---- all of them ---------------------------------------------------------------------------------------------------------
-
-
-def test_the_heads_to_show_are_learned_ones_that_show_most(run):
-    first = heads_to_show(run)
+def test_the_heads_to_show_are_learned_ones_that_show_most(small):
+    first = heads_to_show(small)
     assert all(layer >= 2 for layer, _ in first) and len(set(first)) == len(first)
-    ranges = run["positions"]["position_range"].mean("prompt")
-    layer, head = heads_to_show(changed(run, attention_mass=None))[0]
+    ranges = small["positions"]["position_range"].mean("prompt")
+    layer, head = heads_to_show(changed(small, attention_mass=None))[0]
     assert ranges.sel(layer=layer, head=head) == ranges.sel(layer=[2, 3, 4, 5]).max()
 
 
-def test_heads_that_share_their_positions_are_shown_once_and_a_likeness_comes_after_what_differs(run):
+def test_heads_that_share_their_positions_are_shown_once_and_a_likeness_comes_after_what_differs(small):
     def shared(group):
         group = group.sel(layer=[3, 4, 5], head=[0, 1])
         position = group["position"].copy()
@@ -370,29 +300,18 @@ def test_heads_that_share_their_positions_are_shown_once_and_a_likeness_comes_af
         position.loc[{"layer": 5}] = np.where(np.isfinite(position.sel(layer=5)), wave, np.nan)
         return group.assign(position=position)
 
-    shown = heads_to_show(changed(run, positions=shared, attention_mass=None))
+    shown = heads_to_show(changed(small, positions=shared, attention_mass=None))
     assert sorted(layer for layer, _ in shown) == [3, 4, 5, 5]
     assert shown[-1][0] in (3, 4)
 
 
-def test_write_figures_draws_what_the_groups_allow(run, tmp_path):
-    files = write_figures(changed(run, positions=None, patterns=None), tmp_path / "figures")
+def test_write_figures_draws_what_the_groups_allow(small, tmp_path):
+    files = write_figures(changed(small, positions=None, patterns=None), tmp_path / "figures")
     names = {"attention_mass_by_span", "heads_ranked", "heads_map"}
     assert {file.name for file in files} == {f"{name}.png" for name in names}
     assert sorted(files) == sorted((tmp_path / "figures").iterdir())
     assert all(file.stat().st_size > 1000 for file in files)
-    assert write_figures(changed(run, positions=None, patterns=None, attention_mass=None), tmp_path / "none") == []
-
-
-def test_write_figures_of_a_nope_model(run, tmp_path):
-    nope = changed(run, positions=without_positions(range(6)), patterns=without_positions(range(6)), attention_mass=None)
-    names = {file.stem for file in write_figures(nope, tmp_path)}
-    assert names == set()
-    for draw in (position_grid, position_ranges, lambda run: position_lines(run, 0, 0)):
-        with pytest.raises(InputError, match=r"no layer of this run gives tokens positions \(nope\), so there are none to draw"):
-            draw(nope)
-    with pytest.raises(InputError, match="this run has no chunk of positions: no layer has any"):
-        pattern_shares(nope)
+    assert write_figures(changed(small, positions=None, patterns=None, attention_mass=None), tmp_path / "none") == []
 
 
 @pytest.mark.parametrize("layout", ["cope", "nope"])
@@ -401,32 +320,15 @@ def test_a_model_without_positions_has_no_figures_of_them(layout, tmp_path):
     torch.manual_seed(0)
     bridge = ri.bridge(ri.reposition(tiny("llama"), layout))
     of_model = ri.analyze(bridge, [list(range(3, 43))], ("positions", "patterns", "attention_rows"))
-    assert write_figures(of_model, tmp_path / "figures") == []
+    assert list(figures_of(of_model)) == []
     assert not {"positions", "patterns"} & {table.name for table in tables(of_model)}
     assert write_report(of_model, tmp_path / "report.html", tmp_path / "figures") == []
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "No layer gives tokens positions" in page and "at its index in the prompt" not in page
 
 
-def test_runs_of_some_layers_and_heads_keep_their_numbers(run):
-    part = changed(run, **{name: lambda group: group.sel(layer=[2, 5], head=[1, 3]) for name in run.children})
+def test_runs_of_some_layers_and_heads_keep_their_numbers(small):
+    part = changed(small, **{name: lambda group: group.sel(layer=[2, 5], head=[1, 3]) for name in small.children})
     assert {"2", "5", "1", "3"} <= set(texts(position_grid(part)))
     assert "L5 H3" in texts(heads_ranked(part))
     assert set(heads_to_show(part)) <= {(2, 1), (2, 3), (5, 1), (5, 3)}
-
-
-def test_a_run_without_any_chunk_has_no_map_of_sensitivity(run, tmp_path):
-    """Prompts shorter than every chunk size, or schemes that learn no positions: there is nothing to draw, and nothing fails."""
-    shares = ("sensitivity", "share_by_head", "share_overall")
-    short = changed(run, patterns=lambda group: group.assign({name: group[name] * np.nan for name in shares if name in group}))
-    assert "pattern_sensitivity" not in {file.stem for file in write_figures(short, tmp_path)}
-    with pytest.raises(InputError, match="no chunk of learned positions"):
-        pattern_sensitivity(short)
-
-
-def test_a_mean_over_prompts_says_of_how_many_it_is():
-    values = xr.DataArray([[1.0, np.nan], [3.0, 4.0], [5.0, np.nan]], dims=("prompt", "head"))
-    np.testing.assert_array_equal(over_prompts(values), [3, 4])
-    assert over_prompts(values).attrs[MEAN] == "mean over 1 to 3 prompts"
-    assert over_prompts(values.isel(head=[1])).attrs[MEAN] == "mean over 1 prompt"
-    assert MEAN not in over_prompts(values.isel(prompt=[1])).attrs

@@ -3,18 +3,8 @@
 import subprocess
 import sys
 
-FORBIDDEN = (
-    "torch",
-    "transformers",
-    "transformer_lens",
-    "matplotlib.pyplot",
-    "repo_interp.measures",
-    "repo_interp.tasks",
-    "repo_interp.models",
-    "repo_interp.positions",
-    "position_papers.training",
-    "repo_interp.analysis.analyze",
-)
+FORBIDDEN = ("torch", "transformers", "transformer_lens", "matplotlib.pyplot", "repo_interp.measures", "repo_interp.tasks")
+FORBIDDEN += ("repo_interp.models", "repo_interp.positions", "position_papers.training", "repo_interp.analysis.analyze")
 SCRIPT = """
 import importlib, pkgutil, sys
 import repo_interp.plots

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import structured_runs
 import xarray as xr
+from drawn import artist, artists
 from matplotlib.colors import to_hex
 from numpy.testing import assert_allclose, assert_array_equal
 
 from repo_interp.errors import InputError
-from repo_interp.plots import write_figures
 from repo_interp.plots.pages.report import report_page
 from repo_interp.plots.style import scheme_colour
 from repo_interp.plots.views import gates, segments
@@ -34,19 +34,12 @@ def without(run, *names, **changed):
     return tree
 
 
-def artists(figure, gid):
-    return figure.findobj(lambda artist: (artist.get_gid() or "") == gid)
-
-
-# gates ----------------------------------------------------------------------------------------------------------------------------
-
-
 def test_the_map_is_that_of_the_run_and_plus_signs_are_separators(run):
     figure = gates.position_attention(run, 1, 0)
     group = run["gates"].to_dataset().sel(prompt=0)
-    (shown,) = artists(figure, "map")
+    shown = artist(figure, "map")
     assert_array_equal(shown.get_array().filled(np.nan), group["position_attention"].sel(layer=1, head=0))
-    (marks,) = artists(figure, "separators")
+    marks = artist(figure, "separators")
     places = np.flatnonzero(group["separator"] == 1)
     assert_array_equal(marks.get_xdata(), places)
     assert_array_equal(marks.get_ydata(), places)
@@ -74,7 +67,7 @@ def test_gates_are_bars_and_separators_the_darker_ones(run):
     assert_allclose([bar.get_height() for bar in bars], group["gate_by_token"].values[:80][separators])
     assert_allclose([bar.get_height() for bar in pale], group["gate_by_token"].values[:80][~separators])
     assert to_hex(pale[0].get_facecolor()) == scheme_colour("cope").lower() != to_hex(bars[0].get_facecolor())
-    (line,) = artists(figure, "counted")
+    line = artist(figure, "counted")
     assert_allclose(line.get_ydata(), group["counted"].values[:80])
     assert "80 tokens; " in figure.axes[0].get_title(loc="left")
     labels = [label.get_text() for label in figure.axes[1].get_xticklabels(minor=True)]
@@ -91,13 +84,10 @@ def test_gates_without_texts_or_separators_are_drawn_plainly(run):
     assert not artists(figure, "separators")[0].get_xdata().size and "separators" not in figure.axes[0].get_title(loc="left")
     assert figure.axes[1].get_xlabel() == "token index"
     assert gates.heads_by_gates(bare)[0][0] in (1, 2)
+    ranked = gates.heads_by_gates(run["gates"].to_dataset())
+    assert len(ranked) == 8 and set(ranked[:4]) == {(1, 0), (1, 1), (2, 0), (2, 1)}, "heads that count separators come first"
     with pytest.raises(InputError, match=r"layer 0 \(RoPE\) has no gates"):
         gates.gate_lines(run, 0, 0)
-
-
-def test_heads_that_count_separators_come_first(run):
-    assert set(gates.heads_by_gates(run["gates"].to_dataset())[:4]) == {(1, 0), (1, 1), (2, 0), (2, 1)}
-    assert len(gates.heads_by_gates(run["gates"].to_dataset())) == 8
 
 
 def test_every_head_stands_over_its_control(run):
@@ -129,21 +119,18 @@ def test_a_run_without_text_has_no_scores_to_draw():
             draw(run)
     assert list(segments.figures_of_segments(run)) == []
     assert [name.split("_")[0] for name, _ in gates.figures_of_gates(run)] == ["gates"] * gates.HEADS
-    assert not segments.VIEW.head_maps(run) and not gates.VIEW.head_maps(run)
+    assert not list(segments.VIEW.head_maps(run)) and not list(gates.VIEW.head_maps(run))
     assert (
         segments.segment_table(run).rows == () and len(gates.gate_table(run).rows) == len(gates.own_segment_table(run).rows) == 0
     )
 
 
-# segments -------------------------------------------------------------------------------------------------------------------------
-
-
 def test_positions_over_shaded_segments_with_the_largest_jumps(run):
     figure = segments.segment_positions(run, 3, 0, kind="lines")
     labels = run["segments"]["segment"].sel(prompt=0, kind="lines").values
-    (line,) = artists(figure, "positions")
+    line = artist(figure, "positions")
     assert_allclose(line.get_ydata(), run["positions"]["position"].sel(prompt=0, layer=3, head=0).values)
-    (marks,) = artists(figure, "jumps")
+    marks = artist(figure, "jumps")
     edges = np.flatnonzero(np.diff(labels)) + 1
     assert_array_equal(marks.get_xdata() + 0.5, edges)
     bands = [artists(figure, f"segment {label}") for label in range(labels.max() + 1)]
@@ -194,9 +181,6 @@ def test_the_kind_that_most_prompts_have_and_the_heads_that_learn_come_first(run
     assert segments.main_kind(with_examples) == "examples"
 
 
-# tables, charts, page, files ------------------------------------------------------------------------------------------------------
-
-
 def test_tables_hold_the_means_of_the_run(run):
     table = gates.gate_table(run)
     assert len(table.rows) == 8 and table.columns[:3] == ("layer", "head", "scheme")
@@ -223,22 +207,15 @@ def test_maps_of_heads_carry_their_control(run):
     assert [one["title"].split()[-1] for one in of_segments] == ["paragraph", "line", "sentence"]
     for shown, name in ((share["values"], "separator_share"), (share["control"], "separator_share_shuffled")):
         assert_allclose(np.array(shown, dtype=float), group[name].mean("prompt"), rtol=1e-5)
-    assert len(segments.VIEW.head_maps(run)) == 2
+    assert len(list(segments.VIEW.head_maps(run))) == 2
 
 
-def test_the_page_and_the_files_show_them(run, tmp_path):
+def test_figures_and_sections_follow_the_groups_there_are(run, no_pictures, tmp_path):
     page = report_page(run, tmp_path / "report.html").read_text()
     assert 'id="gates"' in page and 'id="segments"' in page and "without a section" not in page
-
-
-def test_files_are_written_for_the_groups_there_are(run, tmp_path):
     one_head = run["gates"].to_dataset().sel(layer=[1], head=[0], kind=["lines"])
-    files = write_figures(without(run, "positions", "segments", gates=one_head), tmp_path)
-    assert sorted(path.name for path in files) == [
-        "gate_scores.png",
-        "gates_layer1_head0.png",
-        "position_attention_layer1_head0.png",
-    ]
+    drawn = [name for name, _ in gates.figures_of_gates(without(run, "positions", "segments", gates=one_head))]
+    assert drawn == ["gate_scores", "gates_layer1_head0", "position_attention_layer1_head0"]
     one_head = run["segments"].to_dataset().sel(layer=[3], head=[0], kind=["lines"])
     drawn = [name for name, _ in segments.figures_of_segments(without(run, "gates", segments=one_head))]
     assert drawn == ["segment_scores_lines", "segment_variance_lines", "segments_layer3_head0"]

@@ -9,13 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xarray as xr
-from run_fixture import AWKWARD, large_run, small_run
+from drawn import without_pictures
+from run_fixture import AWKWARD, large_run
 
 from repo_interp.errors import InputError
 from repo_interp.plots import report_page
 from repo_interp.plots.catalogue import figures_of
+from repo_interp.plots.marks.arrays import focused_range
+from repo_interp.plots.marks.head_charts import NOTHING, HeadImage
 from repo_interp.plots.marks.heads import MISSING, HeadMap
-from repo_interp.plots.marks.outliers import focused_range
 from repo_interp.plots.pages.frame import json_script
 from repo_interp.plots.view import PageOptions
 from repo_interp.plots.views.attention_mass import mass_table
@@ -59,36 +61,27 @@ def unpack_layer(block: dict) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def run() -> xr.DataTree:
-    return small_run()
+def page(small, tmp_path_factory) -> Page:
+    with without_pictures():
+        return Page(report_page(small, tmp_path_factory.mktemp("page") / "report.html"))
 
 
-@pytest.fixture(scope="module")
-def page(run, tmp_path_factory) -> Page:
-    return Page(report_page(run, tmp_path_factory.mktemp("page") / "report.html"))
-
-
-def test_embedded_positions_are_the_runs_bit_for_bit(run, page):
+def test_embedded_positions_are_the_runs_bit_for_bit(small, page):
     data = page.data("positions")["data"]
     assert [one["prompt"] for one in data["prompts"]] == [0, 1, 2] and data["heads"] == [0, 1, 2, 3]
     for one in data["prompts"]:
         for layer, block in one["layers"].items():
-            expected = run["positions"]["position"].sel(prompt=one["prompt"], layer=int(layer)).values[:, :96]
+            expected = small["positions"]["position"].sel(prompt=one["prompt"], layer=int(layer)).values[:, :96]
             assert (unpack_layer(block) == expected).all()
             for head, row in enumerate(block["row"]):
                 assert tuple(block["focused"][row]) == focused_range(expected[head])
-
-
-def test_equal_heads_are_embedded_once(page):
-    first = page.data("positions")["data"]["prompts"][0]["layers"]
-    assert first["0"]["row"] == [0, 0, 0, 0] and first["2"]["row"] == [0, 1, 2, 3]
-    assert 4 * len(first["0"]["values"]) == len(first["2"]["values"])
-
-
-def test_tokens_and_spans_are_embedded_as_they_are(run, page):
-    first = page.data("positions")["data"]["prompts"][0]
-    assert first["texts"] == run["positions"]["token_text"].sel(prompt=0).values[:96].tolist()
-    assert set(AWKWARD) <= set(first["texts"])
+    first = data["prompts"][0]
+    rotated, learned = first["layers"]["0"], first["layers"]["2"]
+    assert rotated["row"] == [0, 0, 0, 0] and learned["row"] == [0, 1, 2, 3], "equal heads are embedded once"
+    assert 4 * len(rotated["values"]) == len(learned["values"])
+    assert first["texts"] == small["positions"]["token_text"].sel(prompt=0).values[:96].tolist() and set(AWKWARD) <= set(
+        first["texts"]
+    )
     assert first["spans"]["needle"] == [[51, 56]] and first["spans"]["needle.1.key"] == [[51, 51]]
 
 
@@ -98,6 +91,7 @@ def test_no_token_breaks_out_of_the_page(page):
     assert all(json.loads(text) for text, one in zip(page.texts["script"], scripts, strict=True) if one.get("type"))
     assert not any(tag == "b" for tag, _ in page.elements)
     assert any("</script><b>" in text for text in page.texts["pre"])
+    assert not any("left out" in text for text in page.texts["p"])
 
 
 @pytest.mark.parametrize("text", ["</script>", "<!--", "\u2028", "&lt;", "\ud800", '"', "\\", "\x00"])
@@ -106,9 +100,6 @@ def test_json_may_stand_in_a_script(text):
     assert not re.search("[<>&\u2028\u2029]", written)
     written.encode("utf-8")
     assert json.loads(written) == {"text": text}
-
-
-def test_a_token_that_is_no_number_cannot_enter_the_data():
     with pytest.raises(ValueError, match="JSON"):
         json_script([float("nan")])
 
@@ -121,33 +112,33 @@ def test_nothing_is_requested(page):
     assert policy.startswith("default-src 'none'") and "http" not in policy and "unsafe-eval" not in policy
 
 
-def test_tables_stand_in_plain_html(run, page):
+def test_tables_stand_in_plain_html(small, page):
     cells = page.texts["td"]
-    for row in mass_table(run).formatted():
+    for row in mass_table(small).formatted():
         assert set(row) <= set(cells)
     assert "Attention mass from generated tokens, by span" in page.texts["caption"]
     assert "checkpoint" in page.texts["th"] and "official/repo_mha" in page.texts["pre"]
 
 
-def test_every_picture_says_what_it_shows_and_no_name_is_given_twice(run, page):
+def test_every_picture_says_what_it_shows_and_no_name_is_given_twice(small, page):
     pictures = [attributes for tag, attributes in page.elements if tag == "img"]
     told = [
         picture["alt"].lower().replace(", layer ", "_layer").replace(", head ", "_head").replace(" ", "_") for picture in pictures
     ]
-    assert told == [name for _, name, _ in figures_of(run)]
+    assert told == [name for _, name, _ in figures_of(small)]
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
 
 
-def test_maps_of_heads_hold_the_runs_numbers(run, page):
+def test_maps_of_heads_hold_the_runs_numbers(small, page):
     (shown,) = page.data("attention_mass")["maps"]
-    mass = 100 * run["attention_mass"]["mass"].sel(span="needle").mean("prompt")
+    mass = 100 * small["attention_mass"]["mass"].sel(span="needle").mean("prompt")
     assert shown["title"] == "attention mass on needle (%)" and shown["heads"] == [0, 1, 2, 3]
     assert [layer["layer"] for layer in shown["layers"]] == list(range(6))
     assert np.array(shown["values"]) == pytest.approx(mass.values, rel=1e-5)
     for name, share in zip(("constant", "mono", "hybrid"), page.data("patterns")["maps"], strict=True):
         assert name in share["title"]
-        assert np.array(share["values"]) == pytest.approx(run["patterns"]["pattern_share"].sel(pattern=name).values, rel=1e-5)
+        assert np.array(share["values"]) == pytest.approx(small["patterns"]["pattern_share"].sel(pattern=name).values, rel=1e-5)
 
 
 def test_the_largest_value_has_the_last_colour_and_a_missing_one_is_grey():
@@ -157,8 +148,8 @@ def test_the_largest_value_has_the_last_colour_and_a_missing_one_is_grey():
     assert data["values"][1] == [0.5, None] and data["ends"] == [0.0, 1.0] and data["control"] is None
 
 
-def test_absent_groups_have_no_section_and_an_empty_run_no_page(run, tmp_path):
-    only = xr.DataTree.from_dict({"/": xr.Dataset(), "/patterns": run["patterns"].to_dataset()})
+def test_absent_groups_have_no_section_and_an_empty_run_no_page(small, no_pictures, tmp_path):
+    only = xr.DataTree.from_dict({"/": xr.Dataset(), "/patterns": small["patterns"].to_dataset()})
     page = Page(report_page(only, tmp_path / "report.html"))
     assert page.texts["h2"] == ["Patterns of positions", "Provenance"]
     with pytest.raises(InputError, match="at least one measure; this one has none"):
@@ -183,21 +174,29 @@ def test_what_does_not_fit_is_left_out_whole_and_named(tmp_path):
         embed(run, PageOptions(prompts=(9,)))
 
 
-def test_the_page_says_what_was_left_out(run, tmp_path):
-    only = xr.DataTree.from_dict({"/positions": run["positions"].to_dataset()})
+def test_the_page_says_what_was_left_out(small, no_pictures, tmp_path):
+    only = xr.DataTree.from_dict({"/positions": small["positions"].to_dataset()})
     page = Page(report_page(only, tmp_path / "report.html", prompts=[2]))
     assert [one["prompt"] for one in page.data("positions")["data"]["prompts"]] == [2]
     assert any("1 of 3 prompts are in this page: 2" in text for text in page.texts["p"])
 
 
-def test_nothing_left_out_says_nothing(page):
-    assert not any("left out" in text for text in page.texts["p"])
-
-
-def test_layers_without_positions_are_embedded_as_such(run):
-    positions = run["positions"].to_dataset().copy(deep=True)
+def test_layers_without_positions_are_embedded_as_such(small):
+    positions = small["positions"].to_dataset().copy(deep=True)
     positions["position"][:, 0] = np.nan
     positions["position_range"][:, 0] = np.nan
     data, _ = embed(xr.DataTree.from_dict({"/positions": positions}), PageOptions())
     block = data["prompts"][0]["layers"][0]
     assert np.isnan(unpack_layer(block)).all() and block["global"] == [None] and block["focused"] == [None]
+
+
+def test_images_of_heads_are_coarsened_until_they_fit():
+    logits = np.where(np.tri(2001, dtype=bool), np.arange(2001.0), np.nan)
+    values = xr.DataArray(logits[None, None], dims=("layer", "head", "row", "column"), coords={"layer": [0], "head": [0]})
+    image = HeadImage("logits", "key", "query", values, 1, 2001, 0).data()
+    assert (image["rows"], image["columns"], image["size"]) == (1001, 1001, 2)
+    levels = np.frombuffer(base64.b64decode(image["values"]), dtype="<u2").reshape(1001, 1001)
+    decoded = np.where(levels == NOTHING, np.nan, image["low"][0][0] + image["spread"][0][0] * levels / (NOTHING - 1))
+    assert np.isnan(decoded[0, 1:]).all() and decoded[0, 0] == pytest.approx(1 / 3, abs=0.02)  # the mean of its three pairs
+    assert decoded[500, :500] == pytest.approx(np.arange(500) * 2 + 0.5, abs=0.05)
+    assert decoded[-1, -1] == pytest.approx(2000, abs=0.05)

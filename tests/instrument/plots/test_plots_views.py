@@ -9,26 +9,13 @@ from base64 import b64decode
 import numpy as np
 import pytest
 import xarray as xr
-from run_fixture import small_run
 
 from repo_interp.entry_points import MEASURES, OWN, VIEWS
 from repo_interp.errors import InputError
-from repo_interp.plots import paper_figure, report_page, style, tables, write_figures
+from repo_interp.plots import paper_figure, report_page, style, tables
 from repo_interp.plots.catalogue import figures_of, view_of, views_of
-from repo_interp.plots.pages.frame import MOST_SVG, picture_html
+from repo_interp.plots.pages.frame import MOST_SVG, picture, template
 from repo_interp.plots.pages.report import write_report
-from repo_interp.plots.style import rendered
-
-
-@pytest.fixture(scope="module")
-def run() -> xr.DataTree:
-    return small_run()
-
-
-def plain_run() -> xr.DataTree:
-    """The RoPE layers alone: every position is its index."""
-    run = small_run()
-    return xr.DataTree.from_dict({f"/{name}": node.to_dataset().isel(layer=slice(0, 2)) for name, node in run.children.items()})
 
 
 def test_every_group_of_ours_has_a_view_under_its_name():
@@ -40,53 +27,47 @@ def test_every_group_of_ours_has_a_view_under_its_name():
     assert view_of("nothing") is None
 
 
-def test_views_stand_in_the_order_of_the_page_whatever_that_of_the_run(run):
-    groups = {f"/{name}": run[name].to_dataset() for name in ("patterns", "attention_mass", "positions")}
+def test_views_stand_in_the_order_of_the_page_whatever_that_of_the_run(small):
+    groups = {f"/{name}": small[name].to_dataset() for name in ("patterns", "attention_mass", "positions")}
     assert [view.group for view in views_of(xr.DataTree.from_dict(groups))] == ["positions", "attention_mass", "patterns"]
 
 
-def test_what_is_compared_and_what_is_not_averaged_are_variables_of_the_group(run):
-    for view in views_of(run):
-        assert view.compared is not None and {*view.compared, *view.not_averaged} <= set(run[view.group].data_vars)
-
-
-def test_the_page_embeds_the_very_svg_of_the_files(run, tmp_path):
-    assert write_report(run, tmp_path / "report.html", tmp_path / "figures", ("svg",)) == []
+def test_the_page_embeds_the_very_svg_of_the_files(small, tmp_path):
+    part = xr.DataTree.from_dict({"/attention_mass": small["attention_mass"].to_dataset()})
+    assert write_report(part, tmp_path / "report.html", tmp_path / "figures", ("svg",)) == []
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    names = [name for _, name, _ in figures_of(run)]
+    names = [name for _, name, _ in figures_of(part)]
     embedded = [b64decode(content) for content in re.findall(r"data:image/svg\+xml;base64,([^\"]+)", page)]
     assert embedded == [(tmp_path / "figures" / f"{name}.svg").read_bytes() for name in names]
     assert sorted(file.stem for file in (tmp_path / "figures").glob("*.svg")) == sorted(names)
 
 
-def test_a_picture_of_thousands_of_points_is_a_png():
+def test_a_picture_with_a_large_svg_is_a_png_and_its_caption_is_escaped():
     with style():
-        light, dense = paper_figure(2, 1), paper_figure(2, 1)
-        light.subplots().plot([0, 1])
-        dense.subplots().scatter(*np.random.default_rng(0).random((2, 9000)), c=np.arange(9000))
-    shown, points = (picture_html(one, text, rendered(one)) for one, text in ((light, "a <line>"), (dense, "points")))
-    assert 'src="data:image/svg+xml;base64,' in shown and "a &lt;line&gt;" in shown
-    assert 'src="data:image/png;base64,' in points and len(points) < MOST_SVG
+        figure = paper_figure(2, 1)
+    small_svg, large_svg = ({"svg": bytes(size), "png": b"png"} for size in (MOST_SVG, MOST_SVG + 1))
+    assert picture(figure, "", small_svg).source.startswith("data:image/svg+xml;base64,AAA")
+    shown = picture(figure, "a <line>", large_svg)
+    assert (shown.width, shown.source) == (264, "data:image/png;base64,cG5n")
+    html = template().static_of({"pictures": [shown], "tables": []})
+    assert 'alt="a &lt;line&gt;"' in html and "a <line>" not in html
 
 
-def test_what_says_little_is_folded_and_still_there(run, tmp_path):
-    plain = plain_run()
+def test_what_says_little_is_folded_and_still_there(small, no_pictures, tmp_path):
+    """Of the RoPE layers alone every position is its index."""
+    groups = {f"/{name}": node.to_dataset().isel(layer=slice(0, 2)) for name, node in small.children.items()}
+    plain = xr.DataTree.from_dict(groups)
     assert [view.informative(plain) for view in views_of(plain)] == [False, True, False]
-    assert all(view.informative(run) for view in views_of(run))
+    assert all(view.informative(small) for view in views_of(small))
     page = report_page(plain, tmp_path / "plain.html").read_text(encoding="utf-8")
     assert page.count("<details><summary>Figures and tables, which say little about this run") == 2
     assert "Ranges of positions, max − min" in page
     assert {table.name for table in tables(plain)} == {"positions", "attention_mass", "heads", "patterns"}
 
 
-def test_a_page_with_nothing_to_click_has_no_script(tmp_path):
-    scores = xr.Dataset(
-        {
-            "mean_score": ("test_set", [0.5, 1.0], {"long_name": "mean score", "units": "1"}),
-            "standard_error": ("test_set", [0.1, 0.0], {"long_name": "standard error", "units": "1"}),
-        },
-        coords={"test_set": ["easy", "hard"]},
-    )
+def test_a_page_with_nothing_to_click_has_no_script(no_pictures, tmp_path):
+    score = ("test_set", [0.5, 1.0], {"long_name": "mean score", "units": "1"})
+    scores = xr.Dataset({"mean_score": score, "standard_error": score}, coords={"test_set": ["easy", "hard"]})
     page = report_page(xr.DataTree.from_dict({"/scores": scores}), tmp_path / "scores.html").read_text(encoding="utf-8")
     assert "<script" not in page and "script-src" not in page and "JavaScript" not in page
     assert 'alt="Scores"' in page and "<td>hard</td>" in page
@@ -158,9 +139,9 @@ def with_norms(run: xr.DataTree) -> xr.DataTree:
     return xr.DataTree.from_dict({"/patterns": run["patterns"].to_dataset(), "/mean_norm": norms})
 
 
-def test_a_function_of_another_package_becomes_a_section_and_is_drawn_once(run, other_package, tmp_path):
+def test_a_function_of_another_package_becomes_a_section_and_is_drawn_once(small, other_package, tmp_path):
     other_package("figures")
-    assert write_report(with_norms(run), tmp_path / "report.html", tmp_path / "figures") == []
+    assert write_report(with_norms(small), tmp_path / "report.html", tmp_path / "figures") == []
     assert sys.modules["norm_views"].drawn == ["norms"]
     assert (tmp_path / "figures" / "norms.png").is_file()
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -168,9 +149,9 @@ def test_a_function_of_another_package_becomes_a_section_and_is_drawn_once(run, 
     assert "Mean norm" in section and "A measure of another package: norm of keys." in section and 'alt="Norms"' in section
 
 
-def test_a_view_of_another_package_gives_all_that_ours_give(run, other_package, tmp_path):
+def test_a_view_of_another_package_gives_all_that_ours_give(small, other_package, no_pictures, tmp_path):
     other_package("VIEW")
-    shown = with_norms(run)
+    shown = with_norms(small)
     page = report_page(shown, tmp_path / "report.html", megabytes=2).read_text(encoding="utf-8")
     section = page.partition('<section id="mean_norm"')[2].partition("</section>")[0]
     assert "Norms &amp; more" in section and "&lt;i&gt;Norms&lt;/i&gt;" in section and '<div id="norms-live"></div>' in section
@@ -180,13 +161,13 @@ def test_a_view_of_another_package_gives_all_that_ours_give(run, other_package, 
 
 
 @pytest.mark.parametrize("names", [("pattern_shares",), ("a", "a"), ("../a",)])
-def test_a_figure_needs_a_plain_name_of_its_own(run, other_package, tmp_path, names):
+def test_a_figure_needs_a_plain_name_of_its_own(small, other_package, names):
     other_package("figures", names)
     with pytest.raises(InputError, match="wanted a plain name that no other figure has"):
-        write_figures(with_norms(run), tmp_path / "figures")
+        list(figures_of(with_norms(small)))
 
 
-def test_what_is_no_view_is_refused_by_name(run, other_package):
+def test_what_is_no_view_is_refused_by_name(small, other_package):
     other_package("NEITHER")
     with pytest.raises(InputError, match="the plot 'mean_norm' of the package norm-views is a int; wanted a View, or a function"):
-        views_of(with_norms(run))
+        views_of(with_norms(small))
