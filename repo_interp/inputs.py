@@ -195,14 +195,19 @@ class AttentionInputs:
 
     def pattern(self, rows: Int[Tensor, "row"]) -> Float[Tensor, "prompt head row key"]:
         """Attention of the queries at `rows`: the softmax of their logits, over keys and the sink; keys alone are returned."""
-        return with_sinks(self.logits(rows), self.sinks).softmax(-1)[..., : self.valid.shape[1]]
+        return weights_of(self.logits(rows), self.sinks)
 
 
-def with_sinks(logits: Float[Tensor, "prompt head row key"], sinks: Float[Tensor, "head"] | None) -> Tensor:
+def with_sinks(logits: Float[Tensor, "... head row key"], sinks: Float[Tensor, "head"] | None) -> Float[Tensor, "... head row any"]:
     """Logits with a last column for the sink; as they are where there is none."""
     if sinks is None:
         return logits
-    return torch.cat([logits, sinks.to(logits).view(1, -1, 1, 1).expand(*logits.shape[:3], 1)], dim=-1)
+    return torch.cat([logits, sinks.to(logits)[:, None, None].expand(*logits.shape[:-1], 1)], dim=-1)
+
+
+def weights_of(logits: Float[Tensor, "... head row key"], sinks: Float[Tensor, "head"] | None) -> Float[Tensor, "... head row key"]:
+    """Attention weights of `logits`; with sinks, those of a row sum to less than 1."""
+    return torch.softmax(with_sinks(logits, sinks), dim=-1)[..., : logits.shape[-1]]
 
 
 def _wide(tensor: Tensor) -> torch.dtype | None:

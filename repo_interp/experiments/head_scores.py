@@ -27,7 +27,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from repo_interp.inputs import AttentionInputs
+from repo_interp.inputs import AttentionInputs, weights_of
 from repo_interp.measures.kernels.head_patterns import (
     ContentSums,
     departure_sums,
@@ -155,7 +155,7 @@ def _on_random(model: nn.Module, tokens: Int[Tensor, "sequence token"], shape: t
         sums: dict[str, Tensor] = {}
         places, enough = torch.zeros(*inputs.queries.shape[:2], 3, dtype=torch.float64, device=tokens.device), 0
         for part in _parts(torch.arange(count, device=tokens.device), inputs):
-            weights = torch.softmax(inputs.logits(part), dim=-1)
+            weights = inputs.pattern(part)
             _add(sums, detection_sums(weights, part, tokens))
             in_first = part < (count + 1) // 2  # rows that have seen nothing twice
             of_places, counted = place_sums(weights[:, :, in_first], part[in_first])
@@ -187,7 +187,7 @@ def _on_prompt(
             scores[name][inputs.layer] = values
         values = expand_heads(path.values.pop(inputs.layer), inputs.heads)[0]
         if answers is not None:
-            weights = torch.softmax(inputs.logits(answers.rows)[0], dim=-1)  # [head, answer, key]
+            weights = inputs.pattern(answers.rows)[0]  # [head, answer, key]
             on_source = weights * answers.source
             scores["source_mass"][inputs.layer] = on_source.sum(-1).mean(-1).cpu().numpy()
             strongest = weights.topk(min(top, weights.shape[-1]), dim=-1).indices
@@ -229,10 +229,10 @@ def _of_rows(
     sums: dict[str, Tensor] = {}
     for part in _parts(rows, inputs):
         logits = inputs.logits(part)
-        weights = torch.softmax(logits, dim=-1)
+        weights = weights_of(logits, inputs.sinks)
         detected = detection_sums(weights, part, tokens)
         _add(sums, {f"{name}{ON_PROMPTS}": values for name, values in detected.items()})
-        _add(sums, {"distance": distance_sums(weights, part), "departure": departure_sums(weights, logits)})
+        _add(sums, {"distance": distance_sums(weights, part), "departure": departure_sums(logits.softmax(-1), logits)})
         if inputs.head_positions is not None and inputs.scheme in LEARNED:
             _add(sums, {"position_distance": position_distance_sums(weights, part, inputs.head_positions)})
         content.add(logits, part)

@@ -5,7 +5,7 @@
 
 Rows are those that produced the generated tokens, one earlier (`rows="producing"`), where a model looks for its answer; or the generated
 tokens' own rows (`rows="generated"`), the paper's literal wording, where the last one predicts nothing. With long answers the two nearly
-agree. `chance` is what equal weights on all tokens that a row sees would give a span. Only these rows are computed: O(rows n d) per head,
+agree. A head with a sink (gpt-oss) gives the rest to it: `sink_mass`. `chance` is what equal weights on all tokens that a row sees would give a span. Only these rows are computed: O(rows n d) per head,
 no n x n map.
 
 Knows nothing about what the spans mean.
@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.errors import InputError
-from repo_interp.inputs import AttentionInputs, Spans, select_prompts
+from repo_interp.inputs import AttentionInputs, Spans, select_prompts, weights_of
 from repo_interp.measures.kernels.heads import Fold, HeadBlock, Reduction, Same, reduced
 from repo_interp.measures.kernels.logit_sums import is_bilinear
 from repo_interp.measures.labels import arrays, described
@@ -35,7 +35,7 @@ ROWS: tuple[Rows, ...] = get_args(Rows)
 
 def span_mass(inputs: AttentionInputs, rows: Int[Tensor, "row"], spans: Bool[Tensor, "span token"]) -> Float[Tensor, "head span"]:
     """Mean over `rows` of the attention weight on each span, for a batch of one prompt. float64; sums to 1 over a partition."""
-    return _mean_mass(inputs.logits(rows)[0], spans)
+    return _mean_mass(inputs.logits(rows)[0], spans, inputs.sinks)
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,17 @@ class _SpanMass(Fold):
             rows, mask = self.asked.rows[prompt].tensor, self.asked.masks.tensor[prompt]
             logits = block.queries[key][:, rows] @ block.keys[key].mT * self.inputs.logit_scale
             hidden = ~select_prompts(self.inputs, slice(prompt, prompt + 1)).visible(rows)
-            self.mass[prompt, block.head[key]] = _mean_mass(logits.masked_fill_(hidden, float("-inf")), mask)
+            sinks = None if self.inputs.sinks is None else self.inputs.sinks[block.head[key]]
+            self.mass[prompt, block.head[key]] = _mean_mass(logits.masked_fill_(hidden, float("-inf")), mask, sinks)
 
     def result(self) -> Tensor:
         return self.mass
 
 
-def _mean_mass(logits: Float[Tensor, "head row key"], spans: Bool[Tensor, "span key"]) -> Float[Tensor, "head span"]:
-    weights = torch.softmax(logits, dim=-1).sum(-2, dtype=torch.float64)
+def _mean_mass(
+    logits: Float[Tensor, "head row key"], spans: Bool[Tensor, "span key"], sinks: Float[Tensor, "head"] | None
+) -> Float[Tensor, "head span"]:
+    weights = weights_of(logits, sinks).sum(-2, dtype=torch.float64)
     return weights @ spans.to(torch.float64).T / logits.shape[-2]
 
 
@@ -98,7 +101,10 @@ class AttentionMass(Measure):
         """Mass [prompt, layer, head, span], chance and tokens [prompt, layer, span]; mass is NaN for a span that the prompt lacks."""
         names, asked = list(spans), self._asked(inputs, spans)
         mass = reduced(inputs, [asked])[0] if is_bilinear(inputs) else asked.written_out(inputs)
-        masks = asked.masks.tensor
+        masks, of_sinks = asked.masks.tensor, {}
+        if inputs.sinks is not None:  # the last mask is that of all tokens
+            of_sinks["sink_mass"] = (("prompt", "layer", "head"), 1.0 - mass[..., -1])
+            mass, masks = mass[..., :-1], masks[:, :-1]
         tokens, chances = (masks & inputs.valid[:, None]).sum(-1), []
         for number, rows in enumerate(asked.rows):
             seen = select_prompts(inputs, slice(number, number + 1)).visible(rows.tensor)[0].double()
@@ -114,6 +120,7 @@ class AttentionMass(Measure):
                     "mass": (("prompt", "layer", "head", "span"), mass),
                     "chance": (("prompt", "layer", "span"), chance),
                     "tokens": (("prompt", "layer", "span"), tokens.double()),
+                    **of_sinks,
                 },
                 span=names,
             )
@@ -125,7 +132,8 @@ class AttentionMass(Measure):
 
     def _asked(self, inputs: AttentionInputs, spans: Spans) -> SpanMass:
         rows = [self._rows(*of_prompt) for of_prompt in zip(spans["generated"], inputs.valid, strict=True)]
-        return SpanMass(tuple(map(Same, rows)), Same(torch.stack(list(spans.values()), dim=1)))
+        masks = [*spans.values(), *([] if inputs.sinks is None else [inputs.valid])]
+        return SpanMass(tuple(map(Same, rows)), Same(torch.stack(masks, dim=1)))
 
     def _rows(self, generated: Bool[Tensor, "token"], valid: Bool[Tensor, "token"]) -> Int[Tensor, "row"]:
         rows = generated.nonzero()[:, 0]
@@ -140,8 +148,10 @@ class AttentionMass(Measure):
         mass, tokens = statistics.per_prompt["mass"], statistics.per_prompt["tokens"]
         per_token = mass / tokens.where(tokens > 0)
         span_tokens = tokens.isel(layer=0, drop=True).fillna(0).astype(np.int64)
+        sinks = statistics.per_prompt.get("sink_mass")
         return xr.Dataset(
-            {
+            ({} if sinks is None else {"sink_mass": described(sinks, "attention from generated tokens to the sink", "1")})
+            | {
                 "mass": described(mass, "attention from generated tokens to each span", "1"),
                 "mass_per_token": described(
                     per_token.transpose(*mass.dims),

@@ -22,7 +22,7 @@ from annotated_types import Interval
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from repo_interp.inputs import AttentionInputs, Spans, select_prompts
+from repo_interp.inputs import AttentionInputs, Spans, select_prompts, with_sinks
 from repo_interp.measures.labels import arrays, described
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 
@@ -46,7 +46,7 @@ def strongest_keys(
         logits = inputs.logits(part)[0]
         largest, places = logits.topk(count, dim=-1)
         seen = largest > float("-inf")
-        total = torch.logsumexp(logits.double(), dim=-1, keepdim=True)
+        total = torch.logsumexp(with_sinks(logits.double(), inputs.sinks), dim=-1, keepdim=True)
         weights.append(torch.exp(largest.double() - total).masked_fill(~seen, float("nan")))
         keys.append(places.masked_fill(~seen, -1))
         totals.append(total[..., 0])

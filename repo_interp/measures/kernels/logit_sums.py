@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from repo_interp.inputs import AttentionInputs
+from repo_interp.inputs import AttentionInputs, weights_of
 from repo_interp.measures.kernels.causal_pairs import CHUNK
 from repo_interp.measures.kernels.heads import ILL_CONDITIONED, MEMORY, Fold, HeadBlock, Reduction, over_heads, reduced
 from repo_interp.measures.kernels.solvers import Axes
@@ -41,7 +41,7 @@ def logit_sums(inputs: AttentionInputs, rows: Bool[Tensor, "prompt token"] | Non
 
 def attention_sums(inputs: AttentionInputs) -> MapSums:
     """Sums of the post-softmax attention weights. O(n^2 d) time; no n x n map is made."""
-    return _written_out(inputs, inputs.valid, lambda logits: torch.softmax(logits, dim=-1))
+    return _written_out(inputs, inputs.valid, lambda logits: weights_of(logits, inputs.sinks))
 
 
 def is_bilinear(inputs: AttentionInputs) -> bool:

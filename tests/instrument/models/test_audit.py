@@ -51,10 +51,10 @@ def test_a_share_of_a_head_that_the_class_ignores_is_found():
 
 def test_interleaved_pairs_in_the_place_of_halves_are_found():
     class Interleaved(modeling_llama.LlamaAttention):
-        def forward(self, hidden_states, **keywords):
+        def forward(self, hidden_states, position_embeddings=None, **keywords):
             stock, modeling_llama.apply_rotary_pos_emb = modeling_llama.apply_rotary_pos_emb, interleaved
             try:
-                return super().forward(hidden_states, **keywords)
+                return super().forward(hidden_states, position_embeddings=position_embeddings, **keywords)
             finally:
                 modeling_llama.apply_rotary_pos_emb = stock
 
