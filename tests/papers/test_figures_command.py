@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from position_papers.catalogue import PAPERS, named
+from position_papers import PAPERS, named
 from position_papers.hope import replicates
 from position_papers.kit.build import stated_options
 from position_papers.kit.claims import UNMEASURABLE

@@ -18,8 +18,8 @@ from position_papers.cope import gates
 from position_papers.cope.counting import C3, C3_BALANCED, COUNTING, Counted
 from position_papers.cope.errors import errors_by_test_set
 from position_papers.cope.flip_flop import C1, FLIP_FLOP
-from position_papers.cope.options import Options
-from position_papers.cope.paper import PAPER
+from position_papers.cope.gates import Chosen, stands_out
+from position_papers.cope.paper import PAPER, Options
 from position_papers.cope.perplexity import (
     ABSOLUTE,
     C4,
@@ -34,7 +34,6 @@ from position_papers.cope.perplexity import (
     RIVALS,
 )
 from position_papers.cope.selective_copy import SELECTIVE_COPY
-from position_papers.cope.standing_out import Chosen, stands_out
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import FAILS, HOLDS, UNMEASURABLE, Kind, Reason, Verdict, verdict
 from position_papers.kit.differences import Difference, seed_difference
@@ -53,7 +52,7 @@ from position_papers.kit.samples import MATERIAL, NOTHING, Sample, between, betw
 from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, of_tasks, score_subject, score_table
 from position_papers.kit.subjects import subject
 from position_papers.training.configuration import TrainingConfiguration, replaced
-from position_papers.training.records import Recorded, recorded_scores
+from position_papers.training.trained import Recorded, recorded_scores
 from repo_interp.errors import InputError
 
 SMALL = Options(count=4, counting_count=4, language_count=4, gate_texts=4, draws=4, batch_size=4)

@@ -16,18 +16,16 @@ from numpy.testing import assert_allclose
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from position_papers.hope import over_training, replicates
-from position_papers.hope.analysed import is_analysed
 from position_papers.hope.beyond import BEYOND, OUTSIDE, outside, upper
 from position_papers.hope.beyond import CLAIMS as H4_CLAIMS
 from position_papers.hope.components import COMPONENTS, relative_swing
 from position_papers.hope.logit_by_distance import BESIDE_NULL as H1_BESIDE_NULL
 from position_papers.hope.logit_by_distance import CLAIMS as H1_CLAIMS
 from position_papers.hope.logit_by_distance import LOGIT_BY_DISTANCE, UShape, errors_of, u_shape
-from position_papers.hope.mean_curves import curve_vaf
-from position_papers.hope.over_training import FILE, H3, OVER_TRAINING, fall, read_steps, write_steps
+from position_papers.hope.mean_curves import DRAWS, curve_vaf, random_phases
+from position_papers.hope.over_training import FILE, H3, OVER_TRAINING, fall, over_steps, read_steps, saved_steps, write_steps
 from position_papers.hope.paper import PAPER, Options
-from position_papers.hope.random_phases import DRAWS, random_phases
-from position_papers.hope.replicates import Sampling, random_prompts
+from position_papers.hope.replicates import Sampling, is_analysed, random_prompts
 from position_papers.hope.rotary_pairs import components_of_pair
 from position_papers.hope.vaf import VAF, outstanding
 from position_papers.kit.cache import Cache
@@ -38,7 +36,6 @@ from position_papers.kit.over_seeds import over_seeds
 from position_papers.kit.paper_directory import write_paper
 from position_papers.kit.scores import ScoreOptions
 from position_papers.kit.subjects import Subject, subject
-from position_papers.training.saved_steps import over_steps, saved_steps
 from repo_interp.analysis.analyze import analyze
 from repo_interp.analysis.observing import stream
 from repo_interp.cli import main

@@ -22,7 +22,7 @@ from position_papers.kit.experiment import run
 from position_papers.kit.scores import PLAIN, Scored, ScoreOptions
 from position_papers.kit.subjects import subject
 from position_papers.training.configuration import TrainingConfiguration, replaced
-from position_papers.training.records import Recorded
+from position_papers.training.trained import Recorded
 
 TASK = {"symbols": 12, "sequences": 2, "first_sequences": 1, "questions": 1, "test_from": 2, "test_to": 6, "test_step": 2}
 SETS = ("2", "4", "6")

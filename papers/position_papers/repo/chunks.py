@@ -7,7 +7,6 @@ weights.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
@@ -20,13 +19,11 @@ from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Custom, Observed, beside_null
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import LEARNED, NO_LEARNED, OLMO, learns_long_positions
+from position_papers.repo.options import Options
 from repo_interp.analysis.analyze import analyze
 from repo_interp.measures.labels import described
 from repo_interp.plots.views.patterns import pattern_sensitivity, pattern_shares
 from repo_interp.run import make_run
-
-if TYPE_CHECKING:
-    from position_papers.repo.options import Options
 
 PATTERNS = ("constant", "mono", "hybrid")
 SHARE = {pattern: f"the share of {pattern} chunks" for pattern in PATTERNS}

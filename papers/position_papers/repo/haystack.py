@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
@@ -37,11 +36,9 @@ from position_papers.repo.needles import (
     found_without_positions,
     search,
 )
+from position_papers.repo.options import Options
 from repo_interp.measures.labels import described
 from repo_interp.plots.marks.scores import method_panels, score_maps
-
-if TYPE_CHECKING:
-    from position_papers.repo.options import Options
 
 ROOM = Below("RoPE's share of needles found (asked for after results were seen)", CEILING)
 ABOVE = Above("the share of needles found", ("RoPE",))
