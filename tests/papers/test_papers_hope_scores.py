@@ -249,11 +249,3 @@ def test_other_seeds_answer_the_prompts_of_the_first(tmp_path):
     assert alone.live is not None and alone.other_seeds == ()
     xr.testing.assert_equal(other, alone.live)
     assert together.sample(SETS, "yarn").seeds.tolist()[1:] == alone.sample(SETS, "yarn").seeds.tolist()
-
-
-@pytest.mark.parametrize("experiment", [COPYING, PERPLEXITY])
-def test_without_checkpoints_every_claim_says_what_it_needs(experiment):
-    (result,) = run(experiment, [], ScoreOptions(), Cache(), lambda doing: None)
-    assert [verdict.claim for verdict in result.verdicts] == list(experiment.claims)
-    assert all(verdict.outcome == UNMEASURABLE and "; ".join(verdict.notes) for verdict in result.verdicts)
-    assert all(("ablations" in "; ".join(verdict.notes)) == (verdict.claim.id == "H7") for verdict in result.verdicts)

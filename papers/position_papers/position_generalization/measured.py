@@ -34,8 +34,6 @@ from repo_interp.tasks import Prompt, Task, digest, make_task
 from repo_interp.values import Count, CountOrNone, Seed
 
 SOURCE = "Position Generalization"
-TIMED = 512
-"""Most tokens of the text that a cost is extrapolated from."""
 MODEL = Scale(28, 3072)
 """Llama-3.2-3B, the model of the paper."""
 TEXT_MODELS = ("language/rope", "language/rope_continued", "language/repo", "language/learned")
