@@ -1,6 +1,6 @@
 """The laboratory: four papers on token positions, by name, in the order of the page over all of them.
 
-Each is an object `PAPER` (`kit.experiment.Paper`) that is imported when it is asked for: each figure or claim as data, a verdict by a rule
+Each is an object `PAPER` (`kit.experiment.Paper`) that is imported when it is needed: each figure or claim as data, a verdict by a rule
 that was there before the data, and a drawing.
 """
 

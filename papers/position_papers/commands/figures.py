@@ -1,4 +1,4 @@
-"""`repo-interp figures [PAPER ...]`: the papers' figures made again, what became of their claims, and a page over all of them."""
+"""`repo-interp figures [PAPER ...]`: the papers' figures made again, verdicts on their claims, and a page over all of them."""
 
 from __future__ import annotations
 

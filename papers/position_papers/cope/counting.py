@@ -148,7 +148,7 @@ def measure_floors(task: Task, count: int, seed: int) -> xr.Dataset:
 
 
 def judge(counted: Counted) -> Iterator[Verdict]:
-    """What there is on C3, its contexts and balanced values, for each number of variables that a checkpoint with CoPE in every layer was
+    """The verdicts on C3, its contexts and balanced values, for each number of variables that a checkpoint with CoPE in every layer was
     trained with.
     """
     for count, group in by_variables(counted.scored).items():

@@ -2,7 +2,7 @@
 
 The paper's figures are of gates with keys of their own ("sep-keys").
 
-Held-out windows of the training length go through the checkpoint and through a twin with random weights. The measure `gates` gives, for
+Held-out windows of the training length go through the checkpoint and through a random-weight control. The measure `gates` gives, for
 every head, the separators' share of the gates' sum and the attention that stays in the query's own segment, each with its control by
 chance: as many random tokens, and shuffled segments. The head that is judged, or the head and kind of segment, is chosen on the even
 windows and judged on the odd ones: the best of many is no finding where it was chosen.
@@ -113,7 +113,7 @@ def measure(subjects: Sequence[Subject], options: GateOptions, cache: Cache) -> 
 
 
 def measure_gates(subject: Subject, options: GateOptions) -> xr.Dataset:
-    """Shares and masses [weights, prompt, layer, head, kind] of the checkpoint and of twins with random weights; of the first window with
+    """Shares and masses [weights, prompt, layer, head, kind] of the checkpoint and of random-weight controls; of the first window with
     the trained weights `position_attention`, `gate_by_token`, `counted`, `separator`, and `text [key]`.
     """
     assert subject.task is not None, subject.path
@@ -208,7 +208,7 @@ _PARTS = (
 
 
 def judge(measured: tuple[str, xr.Dataset]) -> Iterator[Verdict]:
-    """What there is on C6: of the head whose gates mark separators most, and of the one whose attention stays in a segment most."""
+    """The verdicts on C6: of the head whose gates mark separators most, and of the one whose attention stays in a segment most."""
     name, data = measured
     for part in _PARTS:
         trained, *random = (_chosen(data, part, str(weights)) for weights in data["weights"].values)
@@ -307,7 +307,7 @@ def position_attention_and_gates(data: xr.Dataset, title: str) -> PaperFigure:
 
 
 def _has_gates(subject: Subject) -> bool:
-    """Whether there are gates to look at: open ones fall on nothing."""
+    """Whether the gates of a checkpoint can be judged: not where all are open."""
     if subject.configuration is None or "cope" not in subject.schemes:
         return False
     return of_tasks("language")(subject) and subject.configuration.scheme_options.get("gates") != "open"

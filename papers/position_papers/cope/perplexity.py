@@ -97,7 +97,7 @@ def measure(subjects: Sequence[Subject], options: ScoreOptions, cache: Cache) ->
 
 
 def judge(scored: Sequence[Scored]) -> Iterator[Verdict]:
-    """What there is on C4, its p_max, and C5, where a checkpoint has CoPE in every layer."""
+    """The verdicts on C4, its p_max, and C5, where a checkpoint has CoPE in every layer."""
     gated = [each for each in scored if gates_of(each) != OPEN]
     cope, opened = first_of(gated, COPE), first_of([each for each in scored if gates_of(each) == OPEN], COPE)
     if cope is not None:
@@ -196,7 +196,7 @@ def gates_of(scored: Scored) -> str:
 
 
 def _few_positions(scored: Sequence[Scored]) -> Iterator[Verdict]:
-    """What there is on p_max, where two CoPE checkpoints differ in it."""
+    """The verdict on p_max, where two CoPE checkpoints differ in it."""
     by_positions = {p_max(checkpoint): checkpoint for checkpoint in reversed(scored) if checkpoint.layout == COPE}
     few, most = by_positions.get(POSITIONS), by_positions[max(by_positions)]
     if few is None or few is most:

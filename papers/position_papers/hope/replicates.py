@@ -2,7 +2,7 @@
 
     replicate      mean logit m(t) and components C_r(t) at distance t over sequences of random tokens after BOS; replicates give the spread
     kind           the paper assigns "a random token to all positions": every token "independent", or one token "repeated" - both are taken
-    weights        the trained checkpoint, and twins of it with random weights, which are the control
+    weights        the trained checkpoint, and random-weight controls
     within, beyond sequences of L and of 2 L tokens; L is the training length, or `length` where that is shorter
 
 Read from it: rotary components by band (HoPE sec. 3.1), activated, pi / L < theta_r < 2 pi / L, and those of lower frequency;
@@ -60,7 +60,7 @@ class Sampling:
     repeats: Count = 4
     """Independent replicates."""
     controls: Count = 10
-    """Twins with random weights of a checkpoint with RoPE in every layer, which is judged beside them."""
+    """Random-weight controls of a checkpoint with RoPE in every layer, which is judged beside them."""
     repeated_sequences: Count = 16
     """Sequences of one repeated token of each length, in all replicates together."""
     step_sequences: Count = 32

@@ -25,7 +25,7 @@ BLIND, SEEN = "blind", "after results were seen"
 
 
 class Outcome(StrEnum):
-    """What became of a claim."""
+    """The outcome of a claim."""
 
     HOLDS = "holds"
     FAILS = "fails"
@@ -38,7 +38,7 @@ HOLDS, FAILS, UNDECIDED, UNMEASURABLE = Outcome
 
 
 class Kind(StrEnum):
-    """What a reason says. `count` and `of` are numbers of rows or of training seeds."""
+    """The kind of a reason. `count` and `of` are numbers of rows or of training seeds."""
 
     WHY = "why"
     """Why nothing can be said: `text`."""
@@ -53,13 +53,13 @@ class Kind(StrEnum):
     PART = "part"
     """Of the `of` rows that decide `count` hold."""
     LACKS = "lacks"
-    """What has to hold beside it and does not: `text`, the part of the claim."""
+    """Another part of the claim, `text`, has to hold too and does not."""
     UNTOLD = "untold"
-    """What has to hold beside it and cannot be told: `text`, the part of the claim."""
+    """Another part of the claim, `text`, has to hold too and is undecided or not measured."""
     CAUSE = "cause"
     """It holds, though nothing breaks without it in `count` of `of` seeds; of one model where `of` is 0."""
     NOTE = "note"
-    """What an experiment says beside its number: `text`."""
+    """A remark of the experiment: `text`."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Reason:
 
 @dataclass(frozen=True, eq=False)
 class Claim:
-    """What a paper says, and the rule that judges it here."""
+    """A statement of a paper, and the rule that judges it here."""
 
     id: str
     """Letter and number: "R1"."""
@@ -137,7 +137,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a claim on one checkpoint, or on several that are compared."""
+    """The outcome of a claim on one checkpoint, or on several that are compared."""
 
     claim: Claim
     checkpoint: str

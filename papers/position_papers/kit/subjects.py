@@ -4,7 +4,7 @@
 
 Of some checkpoints the zoo has only the records of training, not the weights; they are subjects too. A
 checkpoint of one of our tasks gets that task's prompts; any other one gets RULER's needle in a haystack in its own tokens. Prompt i of a
-length depends on the seed and i alone, so that checkpoints of one task are asked the same. Knows nothing about any paper.
+length depends on the seed and i alone, so that checkpoints of one task get the same prompts. Knows nothing about any paper.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Subject:
 
     @property
     def has_weights(self) -> bool:
-        """Whether there is more than records of its training."""
+        """Whether its weights are there, not only the records of its training."""
         return bool(self.schemes)
 
     @property
@@ -115,7 +115,7 @@ class Subject:
         return niah(self.tokenizer, VARIANT, length, count, seed)
 
     def bridges(self, options: Any) -> Iterator[tuple[str, nn.Module]]:
-        """This checkpoint, "trained", then its `controls` twins with random weights, "random 0", ...; each is made when it is asked for."""
+        """This checkpoint, "trained", then `options.controls` random-weight controls of it, "random 0", ...; each is made when it is reached."""
         yield "trained", load(self.path, options.device)
         for seed in range(options.controls):
             yield f"random {seed}", load_fresh(self.path, seed, options.device)

@@ -104,7 +104,7 @@ P6_LEARNED = Claim(
 
 
 def judge(measured: Sequence[Measured]) -> Iterator[Verdict]:
-    """What there is on P6 of one checkpoint; of one with learned positions beside its RoPE twin, on P6 (learned) too."""
+    """The verdicts on P6 of one checkpoint; of one with learned positions beside its RoPE twin, on P6 (learned) too."""
     yield from (_text(measured[0]) if is_judged_by_text(measured[0].subject) else _task_score(measured[0]))
     if len(measured) > 1:
         yield _beside_twin(*measured)

@@ -1,6 +1,6 @@
 """Where attention goes in a needle in a haystack (RePo sec. 5.1, table 4): R4, read in both ways.
 
-    mass per token x 100 of needle, query and rest, mean over layers and heads, by prompt; every checkpoint is asked the same prompts
+    mass per token x 100 of needle, query and rest, mean over layers and heads, by prompt; every checkpoint gets the same prompts
 
 The rows of the generated tokens themselves are the paper's words; the rows that produced them are where an answer is looked up. Where NoPE
 finds the needles too, nothing is said: see `needles`.

@@ -55,7 +55,7 @@ R6_NULL = Claim(
 
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.Dataset:
-    """The measure `patterns` of one checkpoint, with `random_share [weights, pattern]` of twins; attributes: name, layers that learn."""
+    """The measure `patterns` of one checkpoint, and `random_share [weights, pattern]` of its controls; attributes: name, layers that learn."""
     (subject,) = subjects
     data = subject.measured(cache, _patterns, options, prompts=options.prompts, controls=options.controls)
     attributes = {"checkpoint": subject.name, "stem": subject.stem, "training_length": subject.training_length}
@@ -73,7 +73,7 @@ def _patterns(subject: Subject, options: Options) -> xr.Dataset:
 
 
 def judge(data: xr.Dataset) -> Iterator[Verdict]:
-    """R6 on all learned heads together, and beside twins with random weights."""
+    """R6 on all learned heads together, and beside random-weight controls."""
     share = {pattern: float(data["pattern_share_all"].sel(pattern=pattern)) for pattern in PATTERNS}
     labels = data["chunk_pattern"].sel(layer=data.attrs["learned"])
     axes = ("layer", "head", "chunk")

@@ -5,7 +5,7 @@
     reversed  share of the answer's tokens that are likeliest, teacher-forced
 
 A position that depends on the word alone is the same for a copy and its source, but for the same word elsewhere too: the second ratio
-tells a mirror from that. Positions are measured on the trained checkpoint and on twins with random weights, the control. A layer's numbers
+tells a mirror from that. Positions are measured on the trained checkpoint and on random-weight controls. A layer's numbers
 are means over its heads. Layer 0 is measured and shown, but is no finding: its position depends on the word alone. A model that
 reads text is asked to reverse texts as long as those of the paper's models, in its own tokens. R2 is not judged of one that does not
 reverse texts: its positions say nothing about how that is done.

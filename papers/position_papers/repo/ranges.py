@@ -77,7 +77,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
 
 
 def _ranges(subject: Subject, options: Options) -> xr.Dataset:
-    """`range [length, prompt, unit]`, and `random_range [weights, judged, prompt, unit]` of twins at the two lengths that are judged."""
+    """`range [length, prompt, unit]`, and `random_range [weights, judged, prompt, unit]` of its controls at the two lengths that are judged."""
     prompts: dict[int, list[Prompt]] = {}
     judged = [int(subject.training_length * share) for share in JUDGED]
     for length in (int(subject.training_length * share) for share in SHARES):
@@ -144,7 +144,7 @@ def spreading(
 
 
 def judge(data: xr.Dataset) -> Iterator[Verdict]:
-    """R5 at the training length, against half of it, and beside twins with random weights."""
+    """R5 at the training length, against half of it, and beside random-weight controls."""
     long = int(data.attrs["training_length"])
     short = long // 2
     ranges = data["range"].transpose("length", "prompt", "unit")

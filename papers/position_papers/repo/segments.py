@@ -174,7 +174,7 @@ def judge(by_kind: Mapping[str, xr.Dataset]) -> Iterator[Verdict]:
 
 
 def _by_heads(data: xr.Dataset) -> Verdict:
-    """R8 (heads): how many follow the examples, beside as many of every twin with random weights."""
+    """R8 (heads): how many follow the examples, beside as many of every random-weight control."""
     chance = data["variance_between_chance"].mean("prompt", skipna=False).fillna(1.0)  # a constant head follows nothing
     counts = (chance <= FOLLOWS).sum(("layer", "head")).transpose("weights").values
     observed = Observed(float(counts[0]), counts[1:].astype(float))

@@ -41,7 +41,7 @@ def starting_layer(subject: Subject) -> int | None:
 
 
 def _groups(subjects: Sequence[Subject]) -> Sequence[Sequence[Subject]]:
-    """Checkpoints that are asked the same and start RePo at different layers, with NoPE where it is asked too."""
+    """Checkpoints that get the same prompts and start RePo at different layers, with NoPE where it gets them too."""
 
     def fits(subject: Subject) -> bool:
         return finds_needles(subject) and (_starts(subject) or omits_positions(subject.layout))

@@ -44,7 +44,7 @@ WINDOWS = 64
 
 
 def unfinished(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """Those that are not trained to their end. Raises InputError where another thing stands in a run's place."""
+    """The runs that are not finished. Raises InputError where a run's directory holds something else."""
     waiting = [run for run in runs if not TrainingFolder(run.directory).is_finished]
     for run in waiting:
         folder = TrainingFolder(run.directory)
