@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from numpy.testing import assert_allclose
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from position_papers.hope import over_training, replicates
+from position_papers.hope import mean_curves, over_training, replicates
 from position_papers.hope.beyond import BEYOND, OUTSIDE, outside, upper
 from position_papers.hope.beyond import CLAIMS as H4_CLAIMS
 from position_papers.hope.components import COMPONENTS, relative_swing
@@ -278,6 +278,12 @@ def checkpoints(tmp_path_factory):
     return root
 
 
+@pytest.fixture
+def few_draws(monkeypatch):
+    """A null of 50 draws, where what is judged does not depend on it."""
+    monkeypatch.setattr(mean_curves, "DRAWS", 50)
+
+
 def test_streamed_prompts_are_the_prompts_of_one_analysis(checkpoints):
     bridge = load(checkpoints / "rope")
     prompts = list(random_prompts(bridge, 12, 5, 0))
@@ -352,6 +358,7 @@ def test_what_is_kept_is_what_was_measured(checkpoints, tmp_path):
         xr.testing.assert_equal(first, measure(rope, SMALL, Cache()))
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_replicates_are_measured_once_for_all_claims(checkpoints, tmp_path, monkeypatch):
     lengths: list[int] = []
     of_model = replicates.of_model
@@ -395,6 +402,7 @@ def test_a_small_file_stands_in_for_the_saved_steps(checkpoints, tmp_path):
         write_steps(checkpoints / "repo", SMALL)
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_figures_on_tiny_models_end_to_end(checkpoints, tmp_path):
     paths = {name: str(checkpoints / name) for name in ("rope", "learned", "repo")}
     results = results_on(dict(paths), Options(**SIZES))
@@ -433,6 +441,7 @@ def test_a_claim_without_a_checkpoint_is_not_measurable(checkpoints):
     assert all("; ".join(verdict.notes) for verdict in verdicts if verdict.outcome == UNMEASURABLE)
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_a_capped_length_is_drawn_and_not_judged(tmp_path):
     model = tiny("rope")
     model.config.max_position_embeddings = 4 * L
@@ -446,6 +455,7 @@ def test_a_capped_length_is_drawn_and_not_judged(tmp_path):
     assert all(f"capped at {L} of the {4 * L} tokens" in drawing.caption for drawing in drawings)
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_of_a_long_model_twins_have_fewer_layers_and_the_claims_are_judged_all_the_same(checkpoints, monkeypatch):
     monkeypatch.setattr(replicates, "LONG", L - 1)
     monkeypatch.setattr(replicates, "FIRST_LAYERS", 1)

@@ -115,7 +115,7 @@ class Subject:
         return niah(self.tokenizer, VARIANT, length, count, seed)
 
     def bridges(self, options: Any) -> Iterator[tuple[str, nn.Module]]:
-        """This checkpoint, "trained", then `options.controls` random-weight controls of it, "random 0", ...; each is made when it is reached."""
+        """This checkpoint, "trained", then `options.controls` random-weight controls, "random 0", ...; each is made when reached."""
         yield "trained", load(self.path, options.device)
         for seed in range(options.controls):
             yield f"random {seed}", load_fresh(self.path, seed, options.device)

@@ -55,7 +55,7 @@ R6_NULL = Claim(
 
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.Dataset:
-    """The measure `patterns` of one checkpoint, and `random_share [weights, pattern]` of its controls; attributes: name, layers that learn."""
+    """The measure `patterns` of one checkpoint, and `random_share [weights, pattern]` of controls; attributes: name, learned layers."""
     (subject,) = subjects
     data = subject.measured(cache, _patterns, options, prompts=options.prompts, controls=options.controls)
     attributes = {"checkpoint": subject.name, "stem": subject.stem, "training_length": subject.training_length}

@@ -77,7 +77,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
 
 
 def _ranges(subject: Subject, options: Options) -> xr.Dataset:
-    """`range [length, prompt, unit]`, and `random_range [weights, judged, prompt, unit]` of its controls at the two lengths that are judged."""
+    """`range [length, prompt, unit]`, and `random_range [weights, judged, prompt, unit]` of controls at the two judged lengths."""
     prompts: dict[int, list[Prompt]] = {}
     judged = [int(subject.training_length * share) for share in JUDGED]
     for length in (int(subject.training_length * share) for share in SHARES):
