@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import math
 import shutil
 from typing import Any
@@ -69,11 +70,12 @@ def holds(shape: UShape, standard_error: float) -> bool:
     return H1.rule.holds(shape.values((standard_error, standard_error), 100))
 
 
-def results_on(paths: dict[str, object], options: Options, cache: Cache | None = None) -> list[Result]:
-    """The results of all experiments on the checkpoints, name -> path."""
+def results_on(paths: dict[str, object], options: Options, cache: Cache | None = None, drawn: bool = True) -> list[Result]:
+    """The results of all experiments on the checkpoints, name -> path; without figures where they are not `drawn`."""
     subjects = [subject(name, str(path)) for name, path in paths.items()]
-    kept = Cache() if cache is None else cache
-    return [result for experiment in PAPER.experiments for result in run(experiment, subjects, options, kept, lambda doing: None)]
+    kept, all_of_them = Cache() if cache is None else cache, PAPER.experiments
+    experiments = all_of_them if drawn else [dataclasses.replace(each, draw=lambda data: iter(())) for each in all_of_them]
+    return [result for experiment in experiments for result in run(experiment, subjects, options, kept, lambda doing: None)]
 
 
 def verdicts_of(results: list[Result]) -> list[Verdict]:
@@ -371,7 +373,7 @@ def test_replicates_are_measured_once_for_all_claims(checkpoints, tmp_path, monk
     (tmp_path / "rope").mkdir()
     for file in (checkpoints / "rope").glob("*.*"):
         shutil.copy(file, tmp_path / "rope")
-    results = results_on({"rope": tmp_path / "rope"}, Options(**SIZES), Cache(tmp_path / "kept"))
+    results = results_on({"rope": tmp_path / "rope"}, Options(**SIZES), Cache(tmp_path / "kept"), drawn=False)
     assert len([verdict for verdict in verdicts_of(results) if verdict.outcome != UNMEASURABLE]) == len(OF_ALL | OF_ROPE - {"H3"})
     assert lengths == [L, L, 2 * L, 2 * L] * 2  # of independent tokens, and of a repeated one
 
@@ -432,7 +434,7 @@ def test_figures_on_tiny_models_end_to_end(checkpoints, tmp_path):
 
 
 def test_a_claim_without_a_checkpoint_is_not_measurable(checkpoints):
-    verdicts = verdicts_of(results_on({"learned": checkpoints / "learned"}, Options(**SIZES)))
+    verdicts = verdicts_of(results_on({"learned": checkpoints / "learned"}, Options(**SIZES), drawn=False))
     missing = {(each.claim.label, each.checkpoint) for each in verdicts if each.outcome == UNMEASURABLE and each.claim.id < "H6"}
     assert missing == {
         *((claim, name) for claim in OF_ALL for name in ("rope", "kerple")),
