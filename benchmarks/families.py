@@ -17,7 +17,6 @@ import json
 import multiprocessing
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -111,7 +110,10 @@ def tried(family: str) -> dict[str, str]:
     model = copy.deepcopy(stock)
     with_layout(model, None)
     layers = list(attentions(model))
-    row = {"layers": f"{len(layers)}/{model.config.num_hidden_layers}", "schemes": " ".join(dict.fromkeys(each.scheme for each in layers))}
+    row = {
+        "layers": f"{len(layers)}/{model.config.num_hidden_layers}",
+        "schemes": " ".join(dict.fromkeys(each.scheme for each in layers)),
+    }
 
     def attempt(column: str, does: Any) -> None:
         try:

@@ -198,14 +198,18 @@ class AttentionInputs:
         return weights_of(self.logits(rows), self.sinks)
 
 
-def with_sinks(logits: Float[Tensor, "... head row key"], sinks: Float[Tensor, "head"] | None) -> Float[Tensor, "... head row any"]:
+def with_sinks(
+    logits: Float[Tensor, "... head row key"], sinks: Float[Tensor, "head"] | None
+) -> Float[Tensor, "... head row any"]:
     """Logits with a last column for the sink; as they are where there is none."""
     if sinks is None:
         return logits
     return torch.cat([logits, sinks.to(logits)[:, None, None].expand(*logits.shape[:-1], 1)], dim=-1)
 
 
-def weights_of(logits: Float[Tensor, "... head row key"], sinks: Float[Tensor, "head"] | None) -> Float[Tensor, "... head row key"]:
+def weights_of(
+    logits: Float[Tensor, "... head row key"], sinks: Float[Tensor, "head"] | None
+) -> Float[Tensor, "... head row key"]:
     """Attention weights of `logits`; with sinks, those of a row sum to less than 1."""
     return torch.softmax(with_sinks(logits, sinks), dim=-1)[..., : logits.shape[-1]]
 

@@ -1,1 +1,33 @@
-"""Recipes, one a paper: each figure or claim as data, a verdict by a rule that was there before the data, and a drawing."""
+"""The laboratory: four papers on token positions, by name, in the order of the page over all of them.
+
+Each is an object `PAPER` (`kit.experiment.Paper`) that is imported when it is needed: each figure or claim as data, a verdict by a rule
+that was there before the data, and a drawing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from repo_interp.errors import InputError
+
+if TYPE_CHECKING:
+    from position_papers.kit.experiment import Paper
+
+PAPERS = ("repo", "hope", "cope", "position-generalization")
+ALL = "all"
+
+
+def paper(name: str) -> Paper:
+    """The paper `name`. Raises InputError naming those there are."""
+    if name not in PAPERS:
+        raise InputError(f"there are no figures of {name!r}; there are those of {', '.join(PAPERS)}, and {ALL}")
+    return import_module(f"position_papers.{name.replace('-', '_')}.paper").PAPER
+
+
+def named(names: Iterable[str]) -> dict[str, Paper]:
+    """The papers that a user names, each once, in our order; all of them for none, or "all". Raises InputError as `paper` does."""
+    wanted = list(names) or [ALL]
+    asked = {name: paper(name) for name in wanted if name != ALL}
+    return {name: paper(name) for name in PAPERS if ALL in wanted or name in asked}

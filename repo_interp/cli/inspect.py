@@ -20,9 +20,9 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.cli.checkpoint import find
     from repo_interp.cli.console import Console, bold, plain
     from repo_interp.cli.tables import span_of
+    from repo_interp.models.architectures import training_length
     from repo_interp.models.checkpoints import skeleton
     from repo_interp.models.configuration import identify
-    from repo_interp.models.architectures import training_length
     from repo_interp.models.reposition import added_parameters, attentions
     from repo_interp.positions.layouts import format_layout, meaning
 

@@ -5,15 +5,23 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-SUMMARY = "Audit how a checkpoint rotates: the angle of every pair at every distance, against its configuration or a second checkpoint."
+SUMMARY = (
+    "Audit how a checkpoint rotates: the angle of every pair at every distance, against its configuration or a second checkpoint."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("checkpoint", metavar="A", help="a directory, a hub id, a GGUF file, or the name of a zoo checkpoint")
-    parser.add_argument("other", metavar="B", nargs="?", help="the same model in another form, whose rotation and queries are compared")
-    parser.add_argument("--dtype", default="float32", help="precision of the tables: float32, bfloat16, float16 (default: float32)")
-    parser.add_argument("--longest", type=int, metavar="N", help="the last distance in tokens (default: twice the training length)")
+    parser.add_argument(
+        "other", metavar="B", nargs="?", help="the same model in another form, whose rotation and queries are compared"
+    )
+    parser.add_argument(
+        "--dtype", default="float32", help="precision of the tables: float32, bfloat16, float16 (default: float32)"
+    )
+    parser.add_argument(
+        "--longest", type=int, metavar="N", help="the last distance in tokens (default: twice the training length)"
+    )
     parser.add_argument("--out", metavar="DIR", help="write rotation.png and rotation.nc there")
 
 
@@ -34,9 +42,12 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(finding, style="yellow", highlight=False, soft_wrap=True)
     turning = int((audited["frequency"] > 0).any("component").sum())
     console.print(
-        bold(arguments.checkpoint, f"  {audited.sizes['layer']} layers with attention, {turning} of them rotate; distances 1 to "
-        f"{audited.attrs['longest']:,} in {audited.attrs['dtype']}; largest error {float(audited['largest_error'].max()):.2g} rad; "
-        f"{len(findings) or 'no'} finding{'' if len(findings) == 1 else 's'}"),
+        bold(
+            arguments.checkpoint,
+            f"  {audited.sizes['layer']} layers with attention, {turning} of them rotate; distances 1 to "
+            f"{audited.attrs['longest']:,} in {audited.attrs['dtype']}; largest error {float(audited['largest_error'].max()):.2g} rad; "
+            f"{len(findings) or 'no'} finding{'' if len(findings) == 1 else 's'}",
+        ),
         highlight=False,
     )
     if arguments.out is not None:

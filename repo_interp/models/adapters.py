@@ -112,7 +112,9 @@ def attach(model: PreTrainedModel, rank: int, first_layer: int = 0) -> None:
     names = [f"model.layers.{layer}.self_attn.{name}" for layer in range(first_layer, layers) for name in PROJECTIONS]
     lacking = sorted(set(names) - {name for name, _ in model.named_modules()})
     if lacking:
-        raise InputError(f"an adapter changes the projections {', '.join(PROJECTIONS)}, and a {model.config.model_type} lacks {lacking[0]}")
+        raise InputError(
+            f"an adapter changes the projections {', '.join(PROJECTIONS)}, and a {model.config.model_type} lacks {lacking[0]}"
+        )
     most = min(min(model.get_submodule(name).weight.shape) for name in names)  # type: ignore[union-attr]
     if rank > most:
         raise InputError(

@@ -18,7 +18,18 @@ from repo_interp.positions.layouts import NO_ATTENTION
 
 _ENCODERS = (
     *("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert"),
-    *("roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod", "xlm", "xlnet", "reformer"),
+    *(
+        "roberta",
+        "roberta-prelayernorm",
+        "roc_bert",
+        "roformer",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xmod",
+        "xlm",
+        "xlnet",
+        "reformer",
+    ),
 )
 _ENCODER_DECODERS = (
     *("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus", "plbart", "prophetnet"),
@@ -78,7 +89,9 @@ def require_family(config: PretrainedConfig) -> None:
     for parameters in _rope_parameters(config):
         kind = parameters.get("rope_type", "default")
         if kind != "default" and kind not in ROPE_INIT_FUNCTIONS:
-            raise InputError(f"there is no rope_type {kind!r}; wanted one of {', '.join(sorted({'default', *ROPE_INIT_FUNCTIONS}))}")
+            raise InputError(
+                f"there is no rope_type {kind!r}; wanted one of {', '.join(sorted({'default', *ROPE_INIT_FUNCTIONS}))}"
+            )
 
 
 def native_layout(config: PretrainedConfig) -> tuple[str, ...]:

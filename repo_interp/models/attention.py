@@ -193,7 +193,9 @@ class RepositionedAttention:
             stock.register_forward_pre_hook(self._before, with_kwargs=True),
             stock.register_forward_hook(self._after, always_call=True),
         ]
-        projection = next((module for module in stock.modules() if isinstance(getattr(module, "weight", None), nn.Parameter)), None)
+        projection = next(
+            (module for module in stock.modules() if isinstance(getattr(module, "weight", None), nn.Parameter)), None
+        )
         if projection is not None:
             self._handles.append(projection.register_forward_pre_hook(self._require_running))
 
@@ -329,7 +331,9 @@ class RepositionedAttention:
         if now.key_positions is not None or now.positions is None or now.positions.shape[-1] == keys.shape[2]:
             return now.positions if now.key_positions is None else now.key_positions
         if self.scheme != "rope":
-            raise InputError(f"layer {self.layer_idx} ({self.scheme}) reads keys of another layer, which have no positions of its own")
+            raise InputError(
+                f"layer {self.layer_idx} ({self.scheme}) reads keys of another layer, which have no positions of its own"
+            )
         count = keys.shape[2]
         return (torch.arange(1 - count, 1, device=keys.device) + now.index[:, -1:])[:, None].to(now.positions.dtype)
 
@@ -479,7 +483,9 @@ def detach(stock: Any) -> None:
     delattr(stock, _ATTACHED)
 
 
-def _attend(module: nn.Module, queries: Tensor, keys: Tensor, values: Tensor, attention_mask: Tensor | None = None, **keywords: Any) -> Any:
+def _attend(
+    module: nn.Module, queries: Tensor, keys: Tensor, values: Tensor, attention_mask: Tensor | None = None, **keywords: Any
+) -> Any:
     """The attention function of a module with a scheme."""
     present = attached(module)
     assert present is not None

@@ -115,7 +115,10 @@ def audit(model: Any, other: Any = None, dtype: torch.dtype = torch.float32, lon
     if other is not None:
         findings += _differences(model, other, layers, measured, deltas, dtype)
     return _table(expected, measured, deltas, TOLERANCE[dtype]).assign_attrs(
-        model_type=config.model_type, dtype=str(dtype).removeprefix("torch."), longest=longest, findings="\n".join(map(str, findings))
+        model_type=config.model_type,
+        dtype=str(dtype).removeprefix("torch."),
+        longest=longest,
+        findings="\n".join(map(str, findings)),
     )
 
 
@@ -128,7 +131,11 @@ def _expected(config: Any, stock: Any) -> _Expected:
     kinds = getattr(config, "layer_types", None)
     kind = kinds[layer] if kinds and isinstance(parameters.get(kinds[layer]), dict) else None
     of_layer = parameters[kind] if kind is not None else parameters
-    width = getattr(config, "qk_rope_head_dim", None) or getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    width = (
+        getattr(config, "qk_rope_head_dim", None)
+        or getattr(config, "head_dim", None)
+        or config.hidden_size // config.num_attention_heads
+    )
     rotated = int(width * (of_layer.get("partial_rotary_factor") or 1.0))
     name = of_layer.get("rope_type", "default")
     if name == "default":
@@ -212,7 +219,9 @@ def _findings(
     return _grouped(found)
 
 
-def _pair_findings(config: Any, layers: dict[int, Any], measured: dict[int, _Measured], deltas: Sequence[int]) -> Iterator[Finding]:
+def _pair_findings(
+    config: Any, layers: dict[int, Any], measured: dict[int, _Measured], deltas: Sequence[int]
+) -> Iterator[Finding]:
     """Pairs of other entries than those of a module of the same family that is built anew."""
     with init_empty_weights(include_buffers=False):
         fresh = AutoModelForCausalLM.from_config(config)
@@ -244,13 +253,20 @@ def _differences(
     for layer, stock in layers.items():
         mine, theirs = measured[layer], _measured(other, others[layer], deltas, dtype)
         if mine.angles.shape != theirs.angles.shape:
-            found.append((((), f"{len(mine.pairs)} pairs that turn, as in the first model", f"{len(theirs.pairs)}", deltas[0]), layer))
+            found.append(
+                (((), f"{len(mine.pairs)} pairs that turn, as in the first model", f"{len(theirs.pairs)}", deltas[0]), layer)
+            )
             continue
         error = torch.remainder(mine.angles - theirs.angles + math.pi, 2 * math.pi).sub(math.pi).abs().amax(0)
         wrong = error > TOLERANCE[dtype]
         if bool(wrong.any()):
             pairs = tuple(wrong.any(1).nonzero().flatten().tolist())
-            found.append(((pairs, "the angles of the first model", f"{float(error.max()):.2g} rad off", _first(wrong.any(0), deltas)), layer))
+            found.append(
+                (
+                    (pairs, "the angles of the first model", f"{float(error.max()):.2g} rad off", _first(wrong.any(0), deltas)),
+                    layer,
+                )
+            )
         text = _reordered(stock, others[layer], source_of(decoder_of(model), stock, stock.config))
         if text:
             found.append((((), "the queries of the first model", text, deltas[0]), layer))
@@ -268,7 +284,10 @@ def _reordered(stock: Any, other: Any, source: Source | None) -> str:
         return ""
     half = mine.shape[-1] // 2
     interleaved = torch.arange(2 * half).view(2, half).T.flatten()
-    for order, text in ((interleaved, "interleaved pairs instead of halves"), (interleaved.argsort(), "halves instead of interleaved pairs")):
+    for order, text in (
+        (interleaved, "interleaved pairs instead of halves"),
+        (interleaved.argsort(), "halves instead of interleaved pairs"),
+    ):
         if _agreement(mine[..., order], theirs) > 0.9:
             return text
     return f"a correlation of {_agreement(mine, theirs):.2f} with them"
@@ -300,9 +319,21 @@ def _table(expected: dict[int, _Expected], measured: dict[int, _Measured], delta
         frequency[row, : len(expected[layer].frequencies)] = expected[layer].frequencies
     return xr.Dataset(
         {
-            "error": (("layer", "component", "distance"), by_distance, {"long_name": "error of the angle, largest of the heads", "units": "rad"}),
-            "largest_error": (("layer", "head", "component"), largest, {"long_name": "largest error of the angle", "units": "rad"}),
-            "first_distance": (("layer", "head", "component"), first, {"long_name": "first distance with an error", "units": "token"}),
+            "error": (
+                ("layer", "component", "distance"),
+                by_distance,
+                {"long_name": "error of the angle, largest of the heads", "units": "rad"},
+            ),
+            "largest_error": (
+                ("layer", "head", "component"),
+                largest,
+                {"long_name": "largest error of the angle", "units": "rad"},
+            ),
+            "first_distance": (
+                ("layer", "head", "component"),
+                first,
+                {"long_name": "first distance with an error", "units": "token"},
+            ),
             "frequency": (("layer", "component"), frequency, {"long_name": "expected frequency", "units": "rad"}),
         },
         coords={"layer": list(errors), "head": range(heads), "component": range(components), "distance": list(deltas)},

@@ -17,7 +17,6 @@ from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.generalized_components import (
     LinearBridge,
-    PositionEmbeddingsAttentionBridge,
 )
 from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import PreTrainedModel, PreTrainedTokenizerBase

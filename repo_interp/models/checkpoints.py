@@ -227,9 +227,7 @@ def _skeleton(checkpoint: Checkpoint, config: PretrainedConfig) -> tuple[PreTrai
     return model, fitting_weights(model, checkpoint.directory, described)
 
 
-def _empty_model(
-    config: PretrainedConfig, schemes: tuple[str, ...] | None, options: Mapping[str, Any]
-) -> PreTrainedModel:
+def _empty_model(config: PretrainedConfig, schemes: tuple[str, ...] | None, options: Mapping[str, Any]) -> PreTrainedModel:
     with init_empty_weights(include_buffers=False), no_init_weights():
         model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
         return with_layout(model, None if schemes is None else ",".join(schemes), **options)

@@ -23,8 +23,8 @@ from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
 from repo_interp.errors import InputError, one_line, warn
-from repo_interp.models.directories import directory_of
 from repo_interp.models.architectures import LENGTHS, class_name, native_layout, refusal, require_family
+from repo_interp.models.directories import directory_of
 from repo_interp.models.fields import LAYER_TYPES, Base, Fields
 from repo_interp.models.released import released_layout
 from repo_interp.models.schemes import scheme_options
@@ -324,7 +324,11 @@ def own_layout(raw: Mapping[str, Any], layers: int, source: str) -> tuple[tuple[
     stored = raw.get("position_layout")
     options = dict(stored) if isinstance(stored, Mapping) else {}
     schemes = options.pop("layers", None)
-    if not isinstance(schemes, list) or len(schemes) != layers or not all(scheme in (*scheme_names(), NO_ATTENTION) for scheme in schemes):
+    if (
+        not isinstance(schemes, list)
+        or len(schemes) != layers
+        or not all(scheme in (*scheme_names(), NO_ATTENTION) for scheme in schemes)
+    ):
         raise InputError(f"{source}: position_layout is {stored!r}; wanted one known scheme for each of {layers} layers")
     try:
         scheme_options(options)

@@ -154,7 +154,9 @@ def _measured(stock: Any, source: Source | None) -> Rotation:
     firsts, seconds = [e for e, _, _ in entries], [p for _, p, _ in entries]
     rest = [e for e in range(d_head) if e not in {*firsts, *seconds}]
     if len(rest) % 2:
-        raise InputError(f"{name} rotates {d_head - len(rest)} of {d_head} entries of a head, which leaves an odd number; not supported")
+        raise InputError(
+            f"{name} rotates {d_head - len(rest)} of {d_head} entries of a head, which leaves an odd number; not supported"
+        )
     half = len(rest) // 2
     order = torch.tensor([*firsts, *rest[:half], *seconds, *rest[half:]])
     still = torch.zeros(half)
@@ -208,7 +210,11 @@ def _passed(replica: Any, hidden: Tensor, tables: Any, name: str) -> tuple[Tenso
     """Queries and keys that reach the attention function, and the arguments that it is called with."""
     wanted = inspect.signature(replica.forward).parameters
     known = {"hidden_states": hidden, TABLES: tables, "position_ids": torch.arange(hidden.shape[1])[None]}
-    keywords = {key: known.get(key) for key, p in wanted.items() if key in known or p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD}
+    keywords = {
+        key: known.get(key)
+        for key, p in wanted.items()
+        if key in known or (p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD)
+    }
     keywords |= {"shared_kv_states": {}} if "shared_kv_states" in wanted else {}
     replica.seen = {}
     try:
@@ -325,5 +331,9 @@ def attention_modules(model: nn.Module) -> Iterator[Any]:
     """The stock self-attention modules of a decoder: those with a layer's number that read hidden states."""
     for module in model.modules():
         number = getattr(module, "layer_idx", None)
-        if isinstance(number, int) and hasattr(module, "config") and any("ttention" in kind.__name__ for kind in type(module).__mro__):
+        if (
+            isinstance(number, int)
+            and hasattr(module, "config")
+            and any("ttention" in kind.__name__ for kind in type(module).__mro__)
+        ):
             yield module

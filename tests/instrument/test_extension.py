@@ -16,7 +16,7 @@ from packages import install
 from places import DOCS
 
 import repo_interp as ri
-from position_papers.training import recipes
+from position_papers.training import plan
 from position_papers.training.trained import trained_configuration
 from repo_interp.cli import main
 from repo_interp.entry_points import OWN, TASKS
@@ -356,7 +356,7 @@ def test_a_task_of_ours_is_its_file_a_line_and_a_recipe(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(OWN[TASKS], "sorting", "sorting_of_ours:SIZES")
-    monkeypatch.setitem(recipes.FRESH, "sorting", {"steps": 3, "batch": 2})
+    monkeypatch.setitem(plan.FRESH, "sorting", {"steps": 3, "batch": 2})
     assert task_names()[len(OWN[TASKS]) - 1] == "sorting"
     assert (
         main(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from position_papers.catalogue import PAPERS, named
+from position_papers import PAPERS, named
 from position_papers.hope import replicates
 from position_papers.kit.build import stated_options
 from position_papers.kit.claims import UNMEASURABLE
@@ -52,6 +54,14 @@ def command(checkpoints: Path, *more: str) -> list[str]:
     """The figures of HoPE on a tiny checkpoint."""
     sizes = [word for size in SIZES for word in ("--set", size)]
     return ["figures", "hope", "--no-zoo", "--checkpoint", f"language/learned={checkpoints / '0'}", *sizes, *more]
+
+
+@pytest.fixture(scope="module")
+def made(checkpoints, tmp_path_factory) -> Path:
+    """The figures of `command`, made once."""
+    out = tmp_path_factory.mktemp("made") / "out"
+    assert main(command(checkpoints, "--out", str(out))) == 0
+    return out
 
 
 def files(directory: Path) -> dict[str, bytes]:
@@ -119,9 +129,8 @@ def test_a_paper_makes_its_directory_and_the_page_has_every_claim_with_its_comma
     assert [path.name for path in (out / "hope").glob("logit_by_distance.*")] == ["logit_by_distance.png"]
 
 
-def test_the_same_gives_the_same_bytes_measured_kept_or_elsewhere(checkpoints, tmp_path):
-    one, other = tmp_path / "one", tmp_path / "two" / "other"
-    assert main(command(checkpoints, "--out", str(one))) == 0
+def test_the_same_gives_the_same_bytes_measured_kept_or_elsewhere(checkpoints, made, tmp_path):
+    one, other = shutil.copytree(made, tmp_path / "one"), tmp_path / "two" / "other"
     assert main(command(checkpoints, "--out", str(other), "--cache", str(tmp_path / "kept"))) == 0
     before = files(one)
     assert before == files(other)
@@ -130,9 +139,8 @@ def test_the_same_gives_the_same_bytes_measured_kept_or_elsewhere(checkpoints, t
     assert files(one) == before
 
 
-def test_what_stands_is_left_and_something_else_is_not_replaced_unasked(checkpoints, tmp_path, capsys):
-    out = tmp_path / "out"
-    assert main(command(checkpoints, "--out", str(out))) == 0
+def test_what_stands_is_left_and_something_else_is_not_replaced_unasked(checkpoints, made, tmp_path, capsys):
+    out = shutil.copytree(made, tmp_path / "out")
     page = out / "hope" / "README.md"
     page.write_text("touched")
     assert main(command(checkpoints, "--out", str(out))) == 0
@@ -171,6 +179,11 @@ def test_nothing_to_work_on_is_said_of_every_claim(tmp_path):
     asked = [name for name in PAPERS if name != "repo"]
     assert main(["figures", *asked, "--no-zoo", "--out", str(tmp_path / "out")]) == 0
     rows = table((tmp_path / "out" / "claims.md").read_text(), "# Every claim and every number")
+    for name in asked:
+        with (tmp_path / "out" / name / "verdicts.csv").open(newline="") as stream:
+            verdicts = list(csv.DictReader(stream))
+        assert [row["claim"] for row in verdicts] == [claim.label for claim in named([name])[name].claims]
+        assert all(json.loads(row["reasons"])[0]["text"] for row in verdicts)
     owners = {claim.label: (name, claim) for name, each in named(()).items() for claim in each.claims}
     assert list(dict.fromkeys(row[0] for row in rows)) == list(owners)
     for row in rows:
@@ -179,8 +192,9 @@ def test_nothing_to_work_on_is_said_of_every_claim(tmp_path):
         assert row[9] == claim.written and (row[10] != "–") == (name in asked)
 
 
-def test_other_formats_are_written_on_demand(checkpoints, tmp_path):
-    assert main(command(checkpoints, "--out", str(tmp_path / "out"), "--formats", "nc,svg")) == 0
+def test_other_formats_are_written_on_demand(checkpoints, made, tmp_path):
+    kept = ("--cache", str(made / ".cache"))
+    assert main(command(checkpoints, "--out", str(tmp_path / "out"), "--formats", "nc,svg", *kept)) == 0
     drawn = sorted(path.suffix for path in (tmp_path / "out" / "hope").iterdir() if path.stem == "logit_by_distance")
     assert drawn == [".nc", ".svg"]
 

@@ -12,6 +12,7 @@ import pytest
 import xarray as xr
 from trained_tiny import left_by_training
 
+from position_papers.kit import learned_positions
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import BLIND, FAILS, HOLDS, SEEN, UNMEASURABLE, Claim, Kind, Reason, verdict
 from position_papers.kit.experiment import Drawing, Experiment, Needs, Paper, run, together
@@ -22,7 +23,7 @@ from position_papers.kit.scores import ScoreOptions, score_subject
 from position_papers.kit.subjects import records_of, seeds_of, subject
 from position_papers.repo.mirror import MIRROR
 from position_papers.repo.options import Options
-from position_papers.training.records import on_texts_of_seed_0, recorded_scores
+from position_papers.training.trained import on_texts_of_seed_0, recorded_scores
 from position_papers.zoo import zoo_path
 from position_papers.zoo_directory import DIRECTORY as ZOO
 
@@ -141,7 +142,8 @@ def test_checkpoints_of_one_group_are_compared_seed_by_seed_and_those_of_one_see
     assert found.outcome == UNMEASURABLE and found.notes == ("needs the weights of at least 2 training seeds",)
 
 
-def test_a_seed_of_the_zoo_counts_as_it_does_alone(tmp_path):
+def test_a_seed_of_the_zoo_counts_as_it_does_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(learned_positions, "PROMPTS", 8)
     options = Options(prompts=2, controls=1, example_words=4)
     left_by_training("reversal/repo/seed-3", left_by_training("reversal/repo", tmp_path / "mine") / "seed-3")
     own = subject("mine", tmp_path / "mine")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import math
 import shutil
 from typing import Any
@@ -15,19 +16,17 @@ from matplotlib.figure import Figure
 from numpy.testing import assert_allclose
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from position_papers.hope import over_training, replicates
-from position_papers.hope.analysed import is_analysed
+from position_papers.hope import mean_curves, over_training, replicates
 from position_papers.hope.beyond import BEYOND, OUTSIDE, outside, upper
 from position_papers.hope.beyond import CLAIMS as H4_CLAIMS
 from position_papers.hope.components import COMPONENTS, relative_swing
 from position_papers.hope.logit_by_distance import BESIDE_NULL as H1_BESIDE_NULL
 from position_papers.hope.logit_by_distance import CLAIMS as H1_CLAIMS
 from position_papers.hope.logit_by_distance import LOGIT_BY_DISTANCE, UShape, errors_of, u_shape
-from position_papers.hope.mean_curves import curve_vaf
-from position_papers.hope.over_training import FILE, H3, OVER_TRAINING, fall, read_steps, write_steps
+from position_papers.hope.mean_curves import DRAWS, curve_vaf, random_phases
+from position_papers.hope.over_training import FILE, H3, OVER_TRAINING, fall, over_steps, read_steps, saved_steps, write_steps
 from position_papers.hope.paper import PAPER, Options
-from position_papers.hope.random_phases import DRAWS, random_phases
-from position_papers.hope.replicates import Sampling, random_prompts
+from position_papers.hope.replicates import Sampling, is_analysed, random_prompts
 from position_papers.hope.rotary_pairs import components_of_pair
 from position_papers.hope.vaf import VAF, outstanding
 from position_papers.kit.cache import Cache
@@ -38,7 +37,6 @@ from position_papers.kit.over_seeds import over_seeds
 from position_papers.kit.paper_directory import write_paper
 from position_papers.kit.scores import ScoreOptions
 from position_papers.kit.subjects import Subject, subject
-from position_papers.training.saved_steps import over_steps, saved_steps
 from repo_interp.analysis.analyze import analyze
 from repo_interp.analysis.observing import stream
 from repo_interp.cli import main
@@ -72,11 +70,12 @@ def holds(shape: UShape, standard_error: float) -> bool:
     return H1.rule.holds(shape.values((standard_error, standard_error), 100))
 
 
-def results_on(paths: dict[str, object], options: Options, cache: Cache | None = None) -> list[Result]:
-    """The results of all experiments on the checkpoints, name -> path."""
+def results_on(paths: dict[str, object], options: Options, cache: Cache | None = None, drawn: bool = True) -> list[Result]:
+    """The results of all experiments on the checkpoints, name -> path; without figures where they are not `drawn`."""
     subjects = [subject(name, str(path)) for name, path in paths.items()]
-    kept = Cache() if cache is None else cache
-    return [result for experiment in PAPER.experiments for result in run(experiment, subjects, options, kept, lambda doing: None)]
+    kept, all_of_them = Cache() if cache is None else cache, PAPER.experiments
+    experiments = all_of_them if drawn else [dataclasses.replace(each, draw=lambda data: iter(())) for each in all_of_them]
+    return [result for experiment in experiments for result in run(experiment, subjects, options, kept, lambda doing: None)]
 
 
 def verdicts_of(results: list[Result]) -> list[Verdict]:
@@ -281,6 +280,12 @@ def checkpoints(tmp_path_factory):
     return root
 
 
+@pytest.fixture
+def few_draws(monkeypatch):
+    """A null of 50 draws, where what is judged does not depend on it."""
+    monkeypatch.setattr(mean_curves, "DRAWS", 50)
+
+
 def test_streamed_prompts_are_the_prompts_of_one_analysis(checkpoints):
     bridge = load(checkpoints / "rope")
     prompts = list(random_prompts(bridge, 12, 5, 0))
@@ -355,6 +360,7 @@ def test_what_is_kept_is_what_was_measured(checkpoints, tmp_path):
         xr.testing.assert_equal(first, measure(rope, SMALL, Cache()))
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_replicates_are_measured_once_for_all_claims(checkpoints, tmp_path, monkeypatch):
     lengths: list[int] = []
     of_model = replicates.of_model
@@ -367,7 +373,7 @@ def test_replicates_are_measured_once_for_all_claims(checkpoints, tmp_path, monk
     (tmp_path / "rope").mkdir()
     for file in (checkpoints / "rope").glob("*.*"):
         shutil.copy(file, tmp_path / "rope")
-    results = results_on({"rope": tmp_path / "rope"}, Options(**SIZES), Cache(tmp_path / "kept"))
+    results = results_on({"rope": tmp_path / "rope"}, Options(**SIZES), Cache(tmp_path / "kept"), drawn=False)
     assert len([verdict for verdict in verdicts_of(results) if verdict.outcome != UNMEASURABLE]) == len(OF_ALL | OF_ROPE - {"H3"})
     assert lengths == [L, L, 2 * L, 2 * L] * 2  # of independent tokens, and of a repeated one
 
@@ -398,6 +404,7 @@ def test_a_small_file_stands_in_for_the_saved_steps(checkpoints, tmp_path):
         write_steps(checkpoints / "repo", SMALL)
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_figures_on_tiny_models_end_to_end(checkpoints, tmp_path):
     paths = {name: str(checkpoints / name) for name in ("rope", "learned", "repo")}
     results = results_on(dict(paths), Options(**SIZES))
@@ -426,7 +433,7 @@ def test_figures_on_tiny_models_end_to_end(checkpoints, tmp_path):
 
 
 def test_a_claim_without_a_checkpoint_is_not_measurable(checkpoints):
-    verdicts = verdicts_of(results_on({"learned": checkpoints / "learned"}, Options(**SIZES)))
+    verdicts = verdicts_of(results_on({"learned": checkpoints / "learned"}, Options(**SIZES), drawn=False))
     missing = {(each.claim.label, each.checkpoint) for each in verdicts if each.outcome == UNMEASURABLE and each.claim.id < "H6"}
     assert missing == {
         *((claim, name) for claim in OF_ALL for name in ("rope", "kerple")),
@@ -435,6 +442,7 @@ def test_a_claim_without_a_checkpoint_is_not_measurable(checkpoints):
     assert all("; ".join(verdict.notes) for verdict in verdicts if verdict.outcome == UNMEASURABLE)
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_a_capped_length_is_drawn_and_not_judged(tmp_path):
     model = tiny("rope")
     model.config.max_position_embeddings = 4 * L
@@ -448,6 +456,7 @@ def test_a_capped_length_is_drawn_and_not_judged(tmp_path):
     assert all(f"capped at {L} of the {4 * L} tokens" in drawing.caption for drawing in drawings)
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_of_a_long_model_twins_have_fewer_layers_and_the_claims_are_judged_all_the_same(checkpoints, monkeypatch):
     monkeypatch.setattr(replicates, "LONG", L - 1)
     monkeypatch.setattr(replicates, "FIRST_LAYERS", 1)

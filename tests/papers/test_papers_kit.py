@@ -17,7 +17,7 @@ from numpy.testing import assert_allclose
 from scipy import stats
 
 import position_papers
-from position_papers.catalogue import named
+from position_papers import named
 from position_papers.kit.build import Build, with_experiments
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import (

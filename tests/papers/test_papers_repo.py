@@ -17,6 +17,7 @@ from task_tokenizers import tokenizer
 from trained_tiny import left_by_training, trained
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from position_papers.kit import learned_positions
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import FAILS, HOLDS, UNDECIDED, UNMEASURABLE, Kind, Reason, Verdict
 from position_papers.kit.differences import share_difference
@@ -248,6 +249,15 @@ def checkpoint(directory, layout: str, vocabulary: int, length: int, words):
     )
     save(reposition(LlamaForCausalLM(config), layout), directory, words)
     return directory
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_prompts():
+    """Fewer prompts for the check that learned positions are used, which has a test of its own (test_learned_positions)."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(learned_positions, "PROMPTS", 8)
+        patch.setattr(learned_positions, "WINDOWS", 4)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -22,9 +22,9 @@ from position_papers.training import step as schedule
 from position_papers.training.configuration import TrainingConfiguration, read_toml, replaced, to_toml
 from position_papers.training.folder import TrainingFolder, load_state
 from position_papers.training.loop import train
+from position_papers.training.plan import CONTINUED, FRESH, recipe
 from position_papers.training.preparation import prepare
 from position_papers.training.processes import train_side_by_side
-from position_papers.training.recipes import CONTINUED, FRESH, recipe
 from position_papers.training.step import make_optimizer, take_step, target_loss, training_question
 from repo_interp.analysis.trained_task import trained_task
 from repo_interp.cli import main
@@ -67,6 +67,20 @@ def weights(folder: TrainingFolder) -> bytes:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> TrainingFolder:
     return trained(TINY, tmp_path_factory.mktemp("undisturbed") / "run")
+
+
+@pytest.fixture(scope="module")
+def rope(tmp_path_factory) -> TrainingFolder:
+    return trained(replaced(TINY, {"scheme": "rope"}), tmp_path_factory.mktemp("rope") / "run")
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory) -> Path:
+    """Forty short texts."""
+    folder = tmp_path_factory.mktemp("sources")
+    for number in range(40):
+        (folder / f"{number}.txt").write_text(f"chapter {number}: " + "one of the special magic numbers is blue. " * 20)
+    return folder
 
 
 def test_the_same_configuration_gives_the_same_bytes_and_another_seed_does_not(undisturbed, tmp_path):
@@ -238,8 +252,7 @@ def test_schedules_at_their_corners():
     assert schedule.learning_rate(replaced(configuration, {"warm_up": 0}), 1) < 1.0
 
 
-def test_going_on_from_rope_changes_nothing_while_positions_are_the_index(tmp_path):
-    rope = trained(replaced(TINY, {"scheme": "rope"}), tmp_path / "rope")
+def test_going_on_from_rope_changes_nothing_while_positions_are_the_index(rope):
     tokens = torch.from_numpy(make_task("reversal", **TINY.task_options).batch(np.random.default_rng(0), 4).tokens)
     before = load_model(rope.directory)(tokens).logits
     on = prepare(replaced(TINY, {"continue_from": str(rope.directory), "index_share_until": 0.5})).model
@@ -249,8 +262,7 @@ def test_going_on_from_rope_changes_nothing_while_positions_are_the_index(tmp_pa
     assert (on(tokens).logits - before).abs().max() > 1e-4
 
 
-def test_a_continued_run_anneals_to_learned_positions_and_can_be_saved(tmp_path):
-    rope = trained(replaced(TINY, {"scheme": "rope"}), tmp_path / "rope")
+def test_a_continued_run_anneals_to_learned_positions_and_can_be_saved(rope, tmp_path):
     on = replaced(TINY, {"continue_from": str(rope.directory), "index_share_until": 0.5, "scheme": "repo@1/2"})
     folder = trained(on, tmp_path / "on")
     assert [attention.scheme for attention in attentions(load_model(folder.directory))] == ["rope", "repo"]
@@ -391,12 +403,8 @@ def test_runs_side_by_side_are_the_runs_one_by_one_also_when_interrupted(undistu
     assert 0 < load_state(interrupted.state, (again := prepare(long)).model, again.optimizer, 3000).step < 3000
 
 
-def test_a_hugging_face_checkpoint_goes_on_with_its_own_tokenizer_and_is_scored(tmp_path, capsys):
+def test_a_hugging_face_checkpoint_goes_on_with_its_own_tokenizer_and_is_scored(sources, tmp_path, capsys):
     """The paper's way: an existing decoder, its tokenizer, its embeddings padded to more rows than there are tokens."""
-    sources = tmp_path / "sources"
-    sources.mkdir()
-    for number in range(40):
-        (sources / f"{number}.txt").write_text(f"chapter {number}: " + "one of the special magic numbers is blue. " * 20)
     given = tokenizer("metaspace_bpe")
     torch.manual_seed(0)
     sizes = {
@@ -418,25 +426,12 @@ def test_a_hugging_face_checkpoint_goes_on_with_its_own_tokenizer_and_is_scored(
     assert not torch.equal(model.model.embed_tokens.weight, before)
     assert AutoTokenizer.from_pretrained(tmp_path / "mine").get_vocab() == given.get_vocab()
     for directory in ("hub", "mine"):
-        words = [
-            "score",
-            str(tmp_path / directory),
-            "language",
-            *corpus,
-            "--count",
-            "3",
-            "--out",
-            str(tmp_path / f"{directory}-scores"),
-        ]
-        assert main(words) == 0
+        out = str(tmp_path / f"{directory}-scores")
+        assert main(["score", str(tmp_path / directory), "language", *corpus, "--count", "3", "--out", out]) == 0
     assert "on language" in capsys.readouterr().out
 
 
-def test_a_language_model_goes_on_and_is_scored_in_its_own_tokens(tmp_path):
-    sources = tmp_path / "sources"
-    sources.mkdir()
-    for number in range(40):
-        (sources / f"{number}.txt").write_text(f"chapter {number}: " + "the rain in spain stays mainly in the plain. " * 20)
+def test_a_language_model_goes_on_and_is_scored_in_its_own_tokens(sources, tmp_path):
     options = {"corpus": str(sources), "tokens": 280, "length": 16, "longest_test": 32}
     language = replaced(TINY, {"task": "language", "task_options": options, "scheme": "rope"})
     first = trained(language, tmp_path / "first")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import threading
@@ -16,7 +17,10 @@ from position_papers.commands import train as train_command
 from position_papers.training.folder import TrainingFolder
 from repo_interp.cli import score as score_command
 from repo_interp.errors import InputError
+from repo_interp.experiments.task_scores import task_scores
+from repo_interp.models.checkpoints import load_model
 from repo_interp.run import read_run
+from repo_interp.tasks import make_task
 
 
 def command(module, *words: str) -> int:
@@ -162,3 +166,15 @@ def test_what_is_continued_is_not_removed_to_make_room(somewhere, continued):
     with pytest.raises(InputError, match="--overwrite would remove it with run; give another --out"):
         train("reversal", "--scheme", "rope", "--continue-from", continued, "--steps", "2", "--out", "run", "--overwrite")
     assert Path("run/model.safetensors").read_bytes() == before
+
+
+def test_prompts_beyond_a_learned_table_are_left_out_and_said(somewhere):
+    """Found when a language model with learned absolute positions had trained for a quarter of an hour and could not be scored."""
+    size = {"length": 64, "first_length": 64, "longest_test": 128}
+    task = [word for name, value in size.items() for word in ("--set", f"{name}={value}")]
+    sizes = ["--layers", "1", "--width", "16", "--heads", "2", "--steps", "2", "--batch", "2", "--score-prompts", "4"]
+    assert train("niah", "--scheme", "learned", *sizes, *task, "--out", "learned") == 0
+    means = json.loads(Path("learned/scores.json").read_text())["test_sets"]
+    assert means["64"] is not None and means["128"] is None
+    result = task_scores(load_model("learned"), make_task("niah", **size), count=4)
+    assert result["test_set"].values.tolist() == ["64"] and result.attrs["left_out"] == ["128"]

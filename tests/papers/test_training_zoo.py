@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from position_papers.training.records import recorded_scores
-from position_papers.training.trained import zoo_runs
+from position_papers.training.trained import recorded_scores, zoo_runs
 from position_papers.zoo import zoo_entry
 from repo_interp.analysis.trained_task import trained_task
 from repo_interp.errors import InputError

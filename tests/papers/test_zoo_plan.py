@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from position_papers.catalogue import PAPERS, paper
+from position_papers import PAPERS, paper
 from position_papers.training.configuration import TrainingConfiguration, to_toml
 from position_papers.training.folder import TrainingFolder
 from position_papers.training.plan import AHEAD, PLAN, Planned, chosen, planned_runs
-from position_papers.training.records import recorded_scores
 from position_papers.training.shipping import REGISTRY, TOKENIZER, install, make, unfinished, write_registry, zoo_page
-from position_papers.training.trained import trained_configuration, zoo_runs
+from position_papers.training.trained import recorded_scores, trained_configuration, zoo_runs
 from position_papers.zoo_directory import DIRECTORY
 from repo_interp import cli, shipped
 from repo_interp.errors import InputError

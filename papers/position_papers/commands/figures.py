@@ -1,4 +1,4 @@
-"""`repo-interp figures [PAPER ...]`: the papers' figures made again, what became of their claims, and a page over all of them."""
+"""`repo-interp figures [PAPER ...]`: the papers' figures made again, verdicts on their claims, and a page over all of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import shlex
 from pathlib import Path
 
-from position_papers.catalogue import ALL, PAPERS
+from position_papers import ALL, PAPERS
 from repo_interp.cli.options import add_settings, seed
 
 SHARED = True
@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _made(console, builds, arguments: argparse.Namespace, cache: Path) -> int:
     """Measure what is not kept yet, draw and write; print the verdicts."""
-    from position_papers.catalogue import named
+    from position_papers import named
     from position_papers.kit.gallery import page_above, write_gallery
     from repo_interp.cli.console import bold
     from repo_interp.cli.progress import steps
@@ -128,7 +128,7 @@ def _made(console, builds, arguments: argparse.Namespace, cache: Path) -> int:
 
 def _builds(arguments: argparse.Namespace, out: Path):
     """Each paper with its checkpoints and options. Raises InputError for everything that can be known before measuring."""
-    from position_papers.catalogue import named
+    from position_papers import named
     from position_papers.kit.build import Build, stated_options, with_experiments
     from position_papers.kit.gallery import require_own
     from position_papers.kit.paper_directory import require_free

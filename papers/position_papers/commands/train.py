@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +16,16 @@ from repo_interp.cli.options import add_settings, count, number_list, of_owner, 
 if TYPE_CHECKING:
     from position_papers.training.configuration import TrainingConfiguration
     from position_papers.training.folder import TrainingFolder
+    from position_papers.training.preparation import Prepared
     from repo_interp.cli.console import Console
+    from repo_interp.cli.progress import Step
 
     Run = tuple[TrainingConfiguration, TrainingFolder]
 
 SUMMARY = "Train a small model on a task with any position scheme, or continue a checkpoint with another scheme."
 
+EVERY = 60.0
+"""Seconds between the lines where there is no terminal."""
 _SHORT = {"index_share_until": ("--index-share-until", "--p-drop")}
 
 
@@ -76,7 +82,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, with a bar, and print what came of it."""
-    from position_papers.commands.training_display import print_scores
     from repo_interp.cli.console import Console, plain
     from repo_interp.errors import InputError
 
@@ -143,7 +148,7 @@ def _require_apart(runs: Sequence[Run]) -> None:
 
 def _one_run(arguments: argparse.Namespace, seed: int | None) -> Run:
     from position_papers.training.configuration import SIZES, TrainingConfiguration, joined, read_toml, replaced
-    from position_papers.training.recipes import recipe
+    from position_papers.training.plan import recipe
     from repo_interp.errors import InputError
 
     folder = None if arguments.out is None else _folder(Path(arguments.out), seed)
@@ -237,7 +242,6 @@ def _train_here(
     arguments: argparse.Namespace,
 ) -> bool:
     """One run in this process. Returns whether it came to its end."""
-    from position_papers.commands.training_display import EVERY, announce, show
     from position_papers.training.loop import train
     from position_papers.training.preparation import prepare
     from position_papers.training.processes import stoppable
@@ -256,7 +260,6 @@ def _train_here(
 
 def _train_several(console: Console, runs: list[Run], arguments: argparse.Namespace) -> bool:
     """Runs side by side. Returns whether all came to their end."""
-    from position_papers.commands.training_display import EVERY, announce, show
     from position_papers.training.preparation import prepare
     from position_papers.training.processes import train_side_by_side
     from repo_interp.cli.progress import steps
@@ -295,3 +298,65 @@ def _seeds(arguments: argparse.Namespace) -> str:
     if arguments.seeds is None:
         return ""
     return f" --seeds {','.join(map(str, arguments.seeds))} --jobs {arguments.jobs}"
+
+
+# ---- what is shown --------------------------------------------------------------------------------------------------
+
+
+def announce(console: Console, prepared: Prepared, seeds: Sequence[int], jobs: int) -> None:
+    """Say what will be trained with these seeds, `jobs` at a time."""
+    from repo_interp.cli.console import bold
+    from repo_interp.models.reposition import added_parameters
+
+    configuration = prepared.configuration
+    several = f"seeds {', '.join(map(str, seeds))}, {jobs} at a time" if len(seeds) > 1 else f"seed {configuration.seed}"
+    console.print(
+        bold(
+            configuration.task,
+            f", scheme {configuration.scheme}"
+            + (f", continuing {configuration.continue_from}" if configuration.continue_from else "")
+            + f": {configuration.steps} steps of {configuration.batch * configuration.accumulation} sequences, {several}",
+        ),
+        highlight=False,
+    )
+    parameters = sum(parameter.numel() for parameter in prepared.model.parameters())
+    console.print(
+        f"{parameters:,} parameters, {added_parameters(prepared.model):,} of them for positions; on {configuration.device}",
+        highlight=False,
+    )
+
+
+def show(step: Step, total: int, logs: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Show how far runs are, by name, of `total` steps in all, with the last loss and score in the log of each."""
+    texts = []
+    for run, log in logs.items():
+        if log:
+            score = next((f"{record['score']:.3f}" for record in reversed(log) if record["score"] is not None), "-")
+            texts.append(f"{run} loss {log[-1]['loss']:.4f}, score {score}".strip())
+    done = sum(log[-1]["step"] for log in logs.values() if log)
+    step("training" if done < total else "scoring the test sets", done, total, "; ".join(texts))
+
+
+def print_scores(console: Console, folders: Sequence[TrainingFolder]) -> None:
+    """Print the scores of finished runs: a column per run, a row per test set; neighbouring test sets with equal scores share a row."""
+    from rich.table import Table
+
+    from repo_interp.cli.console import bold
+
+    scores = [json.loads(folder.scores.read_text(encoding="utf-8")) for folder in folders]
+    table = Table("test sets", *(folder.directory.name for folder in folders))
+    table.title = f"{scores[0]['metric']}, {scores[0]['prompts']} prompts each"
+    shown = [(name, tuple(_shown(score["test_sets"][name]) for score in scores)) for name in scores[0]["test_sets"]]
+    for cells, group in groupby(shown, key=lambda row: row[1]):
+        names = [name for name, _ in group]
+        table.add_row(names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}", *cells)
+    console.print(table)
+    for folder in folders:
+        console.print(
+            bold(folder.directory, "  the checkpoint, with training.toml, log.jsonl and scores.json"),
+            highlight=False,
+        )
+
+
+def _shown(score: float | None) -> str:
+    return "beyond the learned table" if score is None else f"{score:.3f}"

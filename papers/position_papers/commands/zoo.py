@@ -118,7 +118,7 @@ def _short(test_set: str) -> str:
 
 
 def _train(console: Console, arguments: argparse.Namespace) -> int:
-    from position_papers.commands.training_display import EVERY
+    from position_papers.commands.train import EVERY
     from position_papers.training.folder import TrainingFolder
     from position_papers.training.plan import AHEAD, PLAN, chosen, planned_runs
     from position_papers.training.shipping import make, unfinished

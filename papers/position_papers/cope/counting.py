@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import xarray as xr
 
@@ -38,14 +37,13 @@ from position_papers.kit.differences import share_difference
 from position_papers.kit.experiment import Drawing, Experiment
 from position_papers.kit.samples import Sample
 from position_papers.kit.scale import Scale
-from position_papers.kit.scores import Scored, first_of
+from position_papers.kit.scores import Scored, ScoreOptions, first_of
 from position_papers.kit.subjects import Subject
 from position_papers.tasks.counting import BALANCED, Counting, majority
 from position_papers.training.trained import configured_task
+from repo_interp.errors import InputError
 from repo_interp.tasks import Task
-
-if TYPE_CHECKING:
-    from position_papers.cope.options import Options
+from repo_interp.values import Count
 
 CONTEXTS = ("longer", "shorter")
 
@@ -103,6 +101,19 @@ C3_BALANCED = Claim(
 
 
 @dataclass(frozen=True)
+class CountingOptions(ScoreOptions):
+    """How much is scored. Raises InputError for too few prompts."""
+
+    counting_count: Count = 2000
+    """Prompts of every test set of counting."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.counting_count < 2:
+            raise InputError(f"counting_count is {self.counting_count}; wanted at least 2 prompts, for an error")
+
+
+@dataclass(frozen=True)
 class Counted:
     """Checkpoints that were trained alike but for the number of variables, with the floor of every error."""
 
@@ -111,7 +122,7 @@ class Counted:
     """`[variables, test_set]` in per cent; attribute `prompts`, how many each is taken over."""
 
 
-def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Counted:
+def measure(subjects: Sequence[Subject], options: CountingOptions, cache: Cache) -> Counted:
     """The scores of `subjects`, and the floors of the test sets of their tasks."""
     scored = measure_errors(subjects, replace(options, count=options.counting_count), cache)
     floors: list[xr.DataArray] = []
@@ -137,7 +148,7 @@ def measure_floors(task: Task, count: int, seed: int) -> xr.Dataset:
 
 
 def judge(counted: Counted) -> Iterator[Verdict]:
-    """What there is on C3, its contexts and balanced values, for each number of variables that a checkpoint with CoPE in every layer was
+    """The verdicts on C3, its contexts and balanced values, for each number of variables that a checkpoint with CoPE in every layer was
     trained with.
     """
     for count, group in by_variables(counted.scored).items():

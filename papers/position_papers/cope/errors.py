@@ -82,7 +82,7 @@ def errors_of(scored: Scored, test_sets: Sequence[str]) -> Sample:
 
 
 def lower_error(claim: Claim, scored: Sequence[Scored], test_set: str, measured: str) -> Verdict:
-    """What there is on whether CoPE's error on `test_set` is below those of its rivals.
+    """The verdict on whether CoPE's error on `test_set` is below those of its rivals.
 
     `claim` has a rule `LowerError`, and one of `scored` has CoPE in every layer.
     """
@@ -168,7 +168,7 @@ def errors_by_test_set(panels: Mapping[str, xr.Dataset]) -> PaperFigure:
 
 
 def errors_caption(scored: Sequence[Scored]) -> str:
-    """What a caption says of the training seeds and prompts behind the errors."""
+    """The sentence of a caption on the training seeds and prompts behind the errors."""
     samples = {checkpoint.name: checkpoint.sample(checkpoint.test_sets[:1]) for checkpoint in scored}
     seeds = {name: len(sample.seeds) for name, sample in samples.items()}
     same = len(set(seeds.values())) == 1

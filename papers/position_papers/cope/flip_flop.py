@@ -49,7 +49,7 @@ C1_LONG = Claim(
 
 
 def judge(scored: Sequence[Scored]) -> Iterator[Verdict]:
-    """What there is on C1, where a checkpoint has CoPE in every layer."""
+    """The verdicts on C1, where a checkpoint has CoPE in every layer."""
     if first_of(scored, COPE) is not None:
         yield lower_error(C1, scored, SPARSE, f"error of reads on {SPARSE} test sequences, %")
         yield lower_error(C1_LONG, scored, LONG_SPARSE, "error of reads on long sparse test sequences, %")

@@ -2,9 +2,13 @@
 
 The paper's figures are of gates with keys of their own ("sep-keys").
 
-Held-out windows of the training length go through the checkpoint and through a twin with random weights. The measure `gates` gives, for
+Held-out windows of the training length go through the checkpoint and through a random-weight control. The measure `gates` gives, for
 every head, the separators' share of the gates' sum and the attention that stays in the query's own segment, each with its control by
-chance: as many random tokens, and shuffled segments. The head that is judged is chosen on the even windows and judged on the odd ones.
+chance: as many random tokens, and shuffled segments. The head that is judged, or the head and kind of segment, is chosen on the even
+windows and judged on the odd ones: the best of many is no finding where it was chosen.
+
+    chosen   argmax over places of the mean, over even prompts, of observed - control
+    judged   observed, control and chance of that place, means over odd prompts
 
 The share is judged by its ratio to the control, the attention by its margin above it: a head that never left its segment would keep most
 of its attention in a shuffled one too, since both hold the nearest tokens.
@@ -14,29 +18,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
+from jaxtyping import Float
 from matplotlib.lines import Line2D
 
 from position_papers.cope.perplexity import LANGUAGE
-from position_papers.cope.standing_out import Chosen, stands_out
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import EVERY_SEED, Claim, Verdict, unmeasured, verdict
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Observed, beside_null
-from position_papers.kit.scores import of_tasks
+from position_papers.kit.scores import ScoreOptions, of_tasks
 from position_papers.kit.subjects import Subject
 from repo_interp.analysis.analyze import analyze
+from repo_interp.errors import InputError
 from repo_interp.measures.gates import KINDS, Gates
 from repo_interp.measures.labels import described
 from repo_interp.plots.marks.drawing import legend_below
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, style
 from repo_interp.plots.views.gates import draw_gates, draw_map
-
-if TYPE_CHECKING:
-    from position_papers.cope.options import Options
+from repo_interp.values import Count
 
 RATIO = (
     "in the head that stands out on half of the texts, on the other half, the separators' share of the gates' sum over that of as many "
@@ -70,6 +73,23 @@ C6_ATTENTION = Claim(
 )
 
 
+@dataclass(frozen=True)
+class GateOptions(ScoreOptions):
+    """How much is measured of gates. Raises InputError for too few texts."""
+
+    gate_texts: Count = 32
+    """Texts whose gates are measured."""
+    controls: Count = 10
+    """Copies with random weights of every checkpoint whose gates are measured."""
+    draws: Count = 40
+    """Random choices of separators, and shuffled segments, of each text."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gate_texts < 4:
+            raise InputError(f"gate_texts is {self.gate_texts}; wanted at least 4, two to choose a head on and two to judge it")
+
+
 # ---- measuring -------------------------------------------------------------------------------------------------------
 
 SHARES = ("separator_share", "separator_share_shuffled", "separator_share_chance")
@@ -79,7 +99,7 @@ _OF_FIRST_TEXT = ("position_attention", "gate_by_token", "counted", "separator")
 _TOGETHER: Any = {"join": "outer", "coords": "minimal", "compat": "override"}
 
 
-def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> tuple[str, xr.Dataset]:
+def measure(subjects: Sequence[Subject], options: GateOptions, cache: Cache) -> tuple[str, xr.Dataset]:
     """The name of the checkpoint and its gates, as `measure_gates` describes them."""
     (subject,) = subjects
     assert subject.configuration is not None and subject.task is not None, subject.path
@@ -92,8 +112,8 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> tupl
     return subject.name, subject.measured(cache, measure_gates, options, **depends)
 
 
-def measure_gates(subject: Subject, options: Options) -> xr.Dataset:
-    """Shares and masses [weights, prompt, layer, head, kind] of the checkpoint and of twins with random weights; of the first window with
+def measure_gates(subject: Subject, options: GateOptions) -> xr.Dataset:
+    """Shares and masses [weights, prompt, layer, head, kind] of the checkpoint and of random-weight controls; of the first window with
     the trained weights `position_attention`, `gate_by_token`, `counted`, `separator`, and `text [key]`.
     """
     assert subject.task is not None, subject.path
@@ -109,6 +129,55 @@ def measure_gates(subject: Subject, options: Options) -> xr.Dataset:
     first = {name: datasets["trained"][name].isel(prompt=0, drop=True) for name in _OF_FIRST_TEXT}
     words = xr.DataArray(list(prompts[0].token_text or map(str, prompts[0].tokens)), dims="key")
     return by_head.assign(first).assign(text=described(words, "text of a token", "1"))
+
+
+# ---- the place that stands out on even prompts, judged on odd ones ---------------------------------------------------
+
+
+class Chosen(NamedTuple):
+    """What stands out on one half of the prompts, as it is on the other half."""
+
+    place: tuple[int, ...]
+    """Where it is: layer, head, and kind where there are kinds."""
+    observed: float
+    """Mean over the other half."""
+    control: float
+    """The same for random separators or shuffled segments."""
+    chance: float
+    """Share of their draws that are at least as high, mean over the other half."""
+    by_prompt: Float[np.ndarray, " prompt"]
+
+    @property
+    def ratio(self) -> float:
+        """Over its control; 0 where the control is 0."""
+        return self.observed / self.control if self.control > 0 else 0.0
+
+    @property
+    def margin(self) -> float:
+        """Above its control."""
+        return self.observed - self.control
+
+
+def stands_out(
+    observed: Float[np.ndarray, "prompt *place"],
+    control: Float[np.ndarray, "prompt *place"],
+    chance: Float[np.ndarray, "prompt *place"],
+) -> Chosen | None:
+    """The place whose observed value is furthest above its control on even prompts, measured on odd ones.
+
+    A prompt without separators or segments has NaN; a place needs two prompts with values in each half. None where no place has them.
+    """
+    margins = observed - control
+    enough = np.isfinite(margins[::2]).sum(0) >= 2
+    enough &= np.isfinite(margins[1::2]).sum(0) >= 2
+    if not enough.any():
+        return None
+    means = np.where(np.isfinite(margins[::2]), margins[::2], 0.0).sum(0) / np.maximum(np.isfinite(margins[::2]).sum(0), 1)
+    place = np.unravel_index(np.where(enough, means, -np.inf).argmax(), enough.shape)
+    other = [array[(slice(1, None, 2), *place)] for array in (observed, control, chance)]
+    known = np.isfinite(other[0])
+    value, expected, reached = (float(array[known].mean()) for array in other)
+    return Chosen(tuple(int(index) for index in place), value, expected, reached, other[0][known])
 
 
 # ---- judging ---------------------------------------------------------------------------------------------------------
@@ -139,7 +208,7 @@ _PARTS = (
 
 
 def judge(measured: tuple[str, xr.Dataset]) -> Iterator[Verdict]:
-    """What there is on C6: of the head whose gates mark separators most, and of the one whose attention stays in a segment most."""
+    """The verdicts on C6: of the head whose gates mark separators most, and of the one whose attention stays in a segment most."""
     name, data = measured
     for part in _PARTS:
         trained, *random = (_chosen(data, part, str(weights)) for weights in data["weights"].values)
@@ -238,7 +307,7 @@ def position_attention_and_gates(data: xr.Dataset, title: str) -> PaperFigure:
 
 
 def _has_gates(subject: Subject) -> bool:
-    """Whether there are gates to look at: open ones fall on nothing."""
+    """Whether the gates of a checkpoint can be judged: not where all are open."""
     if subject.configuration is None or "cope" not in subject.schemes:
         return False
     return of_tasks("language")(subject) and subject.configuration.scheme_options.get("gates") != "open"

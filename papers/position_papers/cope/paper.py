@@ -6,14 +6,21 @@ written before anything was measured; that C6 has to hold in every training seed
 
 from __future__ import annotations
 
-from position_papers.cope.counting import COUNTING
+from dataclasses import dataclass
+
+from position_papers.cope.counting import COUNTING, CountingOptions
 from position_papers.cope.flip_flop import FLIP_FLOP
-from position_papers.cope.gates import GATES
-from position_papers.cope.options import Options
+from position_papers.cope.gates import GATES, GateOptions
 from position_papers.cope.perplexity import PERPLEXITY
 from position_papers.cope.selective_copy import SELECTIVE_COPY
 from position_papers.kit.experiment import Paper
 from position_papers.kit.over_seeds import over_seeds
+
+
+@dataclass(frozen=True)
+class Options(GateOptions, CountingOptions):
+    """How much is measured: prompts to score, and texts whose gates are measured."""
+
 
 PAPER = Paper(
     "cope",

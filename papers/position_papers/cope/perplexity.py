@@ -9,7 +9,7 @@ stand only where they hold against it too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -97,7 +97,7 @@ def measure(subjects: Sequence[Subject], options: ScoreOptions, cache: Cache) ->
 
 
 def judge(scored: Sequence[Scored]) -> Iterator[Verdict]:
-    """What there is on C4, its p_max, and C5, where a checkpoint has CoPE in every layer."""
+    """The verdicts on C4, its p_max, and C5, where a checkpoint has CoPE in every layer."""
     gated = [each for each in scored if gates_of(each) != OPEN]
     cope, opened = first_of(gated, COPE), first_of([each for each in scored if gates_of(each) == OPEN], COPE)
     if cope is not None:
@@ -146,31 +146,39 @@ def _ordered(cope: Scored, scored: Sequence[Scored]) -> Verdict:
     below_relative = between(samples[RELATIVE], samples[COPE])
     below_absolute = between(samples[ABSOLUTE], samples[RELATIVE])
     differences = {f"{COPE} below {RELATIVE}": below_relative, f"{RELATIVE} below {ABSOLUTE}": below_absolute}
-    return verdict(
-        C4,
-        cope.name,
-        "perplexity at the training length",
-        {OWN: {RIVALS[RELATIVE]: below_relative}, RELATIVES: {RIVALS[ABSOLUTE]: below_absolute}},
-        float(np.exp(samples[COPE].mean)),
-        **numbers_of(samples[COPE], float(np.exp(samples[COPE].mean))),  # the error of a logarithm is relative
-        control=", ".join(f"{name} {np.exp(samples[name].mean):.4g}" for name in rivals),
-        note=note(list(compared.values()), in_words(differences, "log perplexity,", "")),
-    )
+    values = {OWN: {RIVALS[RELATIVE]: below_relative}, RELATIVES: {RIVALS[ABSOLUTE]: below_absolute}}
+    others = {name: samples[name] for name in rivals}
+    return _perplexity(C4, compared, samples[COPE], values, others, in_words(differences, "log perplexity,", ""))
 
 
 def _below_open(cope: Scored, opened: Scored) -> Verdict:
     """C4 (against open gates): whether CoPE's log perplexity at the training length is below that of CoPE with every gate open."""
-    samples = [each.sample(shortest_and_longest(each)[:1]) for each in (cope, opened)]
-    difference = between(samples[1], samples[0])
+    mine, theirs = (each.sample(shortest_and_longest(each)[:1]) for each in (cope, opened))
+    difference = between(theirs, mine)
+    text = in_words({opened.name: difference}, "log perplexity, below", "")
+    compared, others = {COPE: cope, OPEN: opened}, {opened.name: theirs}
+    return _perplexity(C4_OPEN, compared, mine, {OWN: {OPEN_GATES: difference}}, others, text)
+
+
+def _perplexity(
+    claim: Claim,
+    compared: Mapping[str, Scored],
+    mine: Sample,
+    values: Mapping[str, Any],
+    others: Mapping[str, Sample],
+    text: str,
+) -> Verdict:
+    """The verdict on CoPE's perplexity at the training length, `mine`, with those of `others` as the control."""
+    perplexity = float(np.exp(mine.mean))
     return verdict(
-        C4_OPEN,
-        cope.name,
+        claim,
+        compared[COPE].name,
         "perplexity at the training length",
-        {OWN: {OPEN_GATES: difference}},
-        float(np.exp(samples[0].mean)),
-        **numbers_of(samples[0], float(np.exp(samples[0].mean))),
-        control=f"{opened.name} {np.exp(samples[1].mean):.4g}",
-        note=note([cope, opened], in_words({opened.name: difference}, "log perplexity, below", "")),
+        values,
+        perplexity,
+        **numbers_of(mine, perplexity),  # the error of a logarithm is relative
+        control=", ".join(f"{name} {np.exp(sample.mean):.4g}" for name, sample in others.items()),
+        note=note(list(compared.values()), text),
     )
 
 
@@ -179,18 +187,7 @@ def _degrades_less(cope: Scored, opened: Scored) -> Verdict:
     short, long = shortest_and_longest(cope)
     if short == long or not {short, long} <= set(opened.test_sets):
         return unmeasured(C5_OPEN, cope.name, "no two checkpoints were scored beyond the training length")
-    mine, theirs = ((each.sample((short,)), each.sample((long,))) for each in (cope, opened))
-    difference = between_rises(theirs, mine)
-    return verdict(
-        C5_OPEN,
-        cope.name,
-        f"change of log perplexity from {short} to {long} tokens, nats",
-        {RISE: {OPEN_GATES: difference}},
-        mine[1].mean - mine[0].mean,
-        **_numbers_of_rise(*mine),
-        control=f"{opened.name} {theirs[1].mean - theirs[0].mean:+.3g}",
-        note=note([cope, opened], in_words({opened.name: difference}, "less than", " nats")),
-    )
+    return _smaller_rise(C5_OPEN, OPEN_GATES, cope, opened, [opened], (short, long))
 
 
 def gates_of(scored: Scored) -> str:
@@ -199,7 +196,7 @@ def gates_of(scored: Scored) -> str:
 
 
 def _few_positions(scored: Sequence[Scored]) -> Iterator[Verdict]:
-    """What there is on p_max, where two CoPE checkpoints differ in it."""
+    """The verdict on p_max, where two CoPE checkpoints differ in it."""
     by_positions = {p_max(checkpoint): checkpoint for checkpoint in reversed(scored) if checkpoint.layout == COPE}
     few, most = by_positions.get(POSITIONS), by_positions[max(by_positions)]
     if few is None or few is most:
@@ -234,21 +231,29 @@ def _degrades(cope: Scored, scored: Sequence[Scored]) -> Verdict:
     if short == long or rope is None or rope.name not in longer:
         why = missing([RELATIVE], "language") if rope is None else "no checkpoint was scored beyond the training length"
         return unmeasured(C5, cope.name, why)
-    rises = {other.name: (other.sample((short,)), other.sample((long,))) for other in (cope, *longer.values())}
-    difference = between_rises(rises[rope.name], rises[cope.name])
+    return _smaller_rise(C5, RIVALS[RELATIVE], cope, rope, list(longer.values()), (short, long))
+
+
+def _smaller_rise(
+    claim: Claim, called: str, cope: Scored, rival: Scored, others: Sequence[Scored], lengths: tuple[str, str]
+) -> Verdict:
+    """The verdict on whether CoPE's log perplexity rises less between two lengths than that of `rival`, one of the `others`."""
+    short, long = lengths
+    rises = {each.name: (each.sample((short,)), each.sample((long,))) for each in (cope, *others)}
+    difference = between_rises(rises[rival.name], rises[cope.name])
     changes = {name: after.mean - before.mean for name, (before, after) in rises.items()}
-    smaller = [name for name, other in longer.items() if changes[name] < changes[cope.name] and other not in (rope, cope)]
+    smaller = [each.name for each in others if each is not rival and changes[each.name] < changes[cope.name]]
     return verdict(
-        C5,
+        claim,
         cope.name,
         f"change of log perplexity from {short} to {long} tokens, nats",
-        {RISE: {RIVALS[RELATIVE]: difference}},
+        {RISE: {called: difference}},
         changes[cope.name],
         **_numbers_of_rise(*rises[cope.name]),
         control=", ".join(f"{name} {change:+.3g}" for name, change in changes.items() if name != cope.name),
         note=note(
-            [cope, rope],
-            in_words({rope.name: difference}, "less than", " nats"),
+            [cope, rival],
+            in_words({rival.name: difference}, "less than", " nats"),
             f"rising less than {cope.name}: {', '.join(smaller)} (not compared in the paper)" if smaller else "",
         ),
     )

@@ -44,7 +44,7 @@ C2 = Claim(
 
 
 def judge(scored: Sequence[Scored]) -> Iterator[Verdict]:
-    """What there is on C2, where a checkpoint has CoPE in every layer."""
+    """The verdicts on C2, where a checkpoint has CoPE in every layer."""
     cope, rope = first_of(scored, COPE), first_of(scored, "rope")
     if cope is None:
         return

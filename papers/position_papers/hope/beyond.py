@@ -17,11 +17,8 @@ import xarray as xr
 from jaxtyping import Float
 
 from position_papers.hope import replicates
-from position_papers.hope.bands import bands
-from position_papers.hope.mean_curves import smoothed
-from position_papers.hope.needs import NEEDS_ROPE
-from position_papers.hope.random_phases import NAME, random_phases
-from position_papers.hope.replicates import Sampling
+from position_papers.hope.mean_curves import NAME, random_phases, smoothed
+from position_papers.hope.replicates import NEEDS_ROPE, Sampling, bands
 from position_papers.hope.wording import OVER_REPLICATES, capped, labelled, named_bands, random_weights
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import SEEN, Claim, Verdict, verdict

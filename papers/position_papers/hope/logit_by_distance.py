@@ -23,11 +23,8 @@ import xarray as xr
 from jaxtyping import Float
 
 from position_papers.hope import replicates
-from position_papers.hope.analysed import is_analysed
-from position_papers.hope.bands import bands
-from position_papers.hope.mean_curves import smoothed, smoothing_width
-from position_papers.hope.random_phases import NAME, random_phases
-from position_papers.hope.replicates import Sampling
+from position_papers.hope.mean_curves import NAME, random_phases, smoothed, smoothing_width
+from position_papers.hope.replicates import Sampling, bands, is_analysed
 from position_papers.hope.wording import OVER_REPLICATES, capped, capped_caption, labelled, parts_caption, random_weights
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import BLIND, SEEN, Claim, Verdict, unmeasured, verdict

@@ -3,14 +3,27 @@
     smoothed    mean over w = L / 16 neighbouring distances
     VAF_r       100 (1 - var(m - C_r) / var(m)), variances over t: what a component accounts for (eq. 5 in its standard form)
 
-Knows arrays only; nothing about checkpoints, claims or figures.
+A null of geometry alone is what a set of rotary components shows when nothing was learned but the frequencies are the model's own:
+
+    C_r(t) = Re(g_r exp(i theta_r t)),   g_r complex normal, drawn anew for every curve: equal strength on average, phases at random
+
+Rotary pairs turn by theta_r t whatever the weights are, so components of low frequency change little within L and those of high frequency
+average out, whether a model uses them or not. A claim about components counts beyond this. Knows arrays only; nothing about checkpoints,
+claims or figures.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import xarray as xr
 from jaxtyping import Float
+
+DRAWS = 1000
+"""Sets of curves that make the null."""
+NAME = "components with the model's frequencies and random phases"
+"""What rules call it."""
 
 
 def smoothed(curve: Float[np.ndarray, " distance"], length: int) -> np.ndarray:
@@ -39,3 +52,16 @@ def curve_vaf(components: Float[np.ndarray, "component distance"]) -> Float[np.n
     variance = total.var()
     left = (total - components).var(axis=1)
     return 100 * (1 - left / variance) if variance > 0 else np.full(len(components), np.nan)
+
+
+def random_phases(
+    frequencies: Float[np.ndarray, " component"],
+    length: int,
+    statistic: Callable[[Float[np.ndarray, "component distance"]], float],
+    seed: int = 0,
+) -> Float[np.ndarray, " draw"]:
+    """`statistic` of each of DRAWS sets of curves over distances 0 .. length - 1."""
+    generator = np.random.default_rng([seed, length])
+    turning = np.exp(1j * np.multiply.outer(frequencies, np.arange(length)))
+    strengths = generator.standard_normal((DRAWS, len(frequencies), 2)) @ np.array([1, 1j])
+    return np.array([statistic((strength[:, None] * turning).real) for strength in strengths])

@@ -1,6 +1,7 @@
 """H3: the VAF of the activated components falls during training (HoPE fig. 3b); measured on saved steps, or read from a small file.
 
-RUN/steps/000100, 000200, ...      saved by `repo-interp train --checkpoint-every`: too large to ship
+RUN/steps/000100, 000200, ...      saved by `repo-interp train --checkpoint-every`: too large to ship; and the finished checkpoint itself,
+                                   when its last step is not among them
 RUN/steps.nc                       what was measured on them, by `repo-interp train steps RUN`: vaf [step, repeat, component], and bands
 
 fall = mean of the first third of the steps - mean of the last third, of the activated components' mean VAF
@@ -9,7 +10,7 @@ fall = mean of the first third of the steps - mean of the last third, of the act
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -19,10 +20,8 @@ from jaxtyping import Float
 from scipy.stats import spearmanr
 
 from position_papers.hope import replicates
-from position_papers.hope.bands import bands
 from position_papers.hope.mean_curves import mean_curve_vaf
-from position_papers.hope.needs import NEEDS_ROPE
-from position_papers.hope.replicates import Sampling
+from position_papers.hope.replicates import NEEDS_ROPE, Sampling, bands
 from position_papers.hope.wording import OVER_REPLICATES, capped, named_bands
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import Claim, Verdict, verdict
@@ -30,11 +29,12 @@ from position_papers.kit.differences import Difference
 from position_papers.kit.experiment import Drawing, Experiment
 from position_papers.kit.rules import All, AtMost, Significant
 from position_papers.kit.subjects import Subject
-from position_papers.training.saved_steps import over_steps, saved_steps
+from position_papers.training.trained import trained_configuration
 from repo_interp.errors import InputError
 from repo_interp.measures.labels import described
-from repo_interp.models.checkpoints import identify
 from repo_interp.models.architectures import training_length
+from repo_interp.models.checkpoints import identify
+from repo_interp.models.load import load
 from repo_interp.models.provenance import checkpoint_digest
 from repo_interp.plots.views.component_shares import vaf_over_training
 from repo_interp.run import write_netcdf
@@ -57,6 +57,25 @@ _VAF = "variance of the mean logit by distance that a component accounts for"
 
 
 # ---- the saved steps of a run ---------------------------------------------------------------------------------------
+
+
+def saved_steps(directory: str | os.PathLike[str]) -> dict[int, Path]:
+    """The checkpoints of a training run by their step, ascending; empty where none was kept."""
+    directory = Path(directory)
+    checkpoints = {
+        int(path.name): path for path in directory.glob("steps/*") if path.name.isdecimal() and (path / "config.json").is_file()
+    }
+    configuration = trained_configuration(directory) if checkpoints else None
+    if configuration is not None and (directory / "config.json").is_file():
+        checkpoints.setdefault(configuration.steps, directory)
+    return dict(sorted(checkpoints.items()))
+
+
+def over_steps(steps: dict[int, Path], measure: Callable[[object], xr.Dataset], device: str = "cpu") -> xr.Dataset:
+    """The results of `measure` on the checkpoint of every step, along the axis `step` (changes of the weights)."""
+    measured: Iterable[xr.Dataset] = [measure(load(path, device)) for path in steps.values()]
+    axis = xr.IndexVariable("step", list(steps), {"units": "steps", "long_name": "training step"})
+    return xr.concat(measured, dim=axis, data_vars="all", coords="minimal", compat="override", join="exact")
 
 
 def measure_steps(directory: str | os.PathLike[str], length: int, sampling: Sampling) -> xr.Dataset:

@@ -2,8 +2,12 @@
 
     replicate      mean logit m(t) and components C_r(t) at distance t over sequences of random tokens after BOS; replicates give the spread
     kind           the paper assigns "a random token to all positions": every token "independent", or one token "repeated" - both are taken
-    weights        the trained checkpoint, and twins of it with random weights, which are the control
+    weights        the trained checkpoint, and random-weight controls
     within, beyond sequences of L and of 2 L tokens; L is the training length, or `length` where that is shorter
+
+Read from it: rotary components by band (HoPE sec. 3.1), activated, pi / L < theta_r < 2 pi / L, and those of lower frequency;
+`measures.components` says which component is in which band. Measured are all checkpoints with weights but those trained to copy, which
+are there for their scores.
 
 The paper takes 5,000 sequences; a few hundred give the same curves but for noise, which is measured and shown. A long sequence has as
 many pairs of tokens as many short ones: of more than LONG tokens, each replicate is one sequence, each twin one; and of twins, and beyond
@@ -16,10 +20,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import xarray as xr
 
-from position_papers.hope.analysed import has_rope_alone
 from position_papers.kit.cache import Cache
+from position_papers.kit.experiment import Needs, each
 from position_papers.kit.subjects import Subject
 from repo_interp.analysis.observing import stream
 from repo_interp.errors import InputError
@@ -55,7 +60,7 @@ class Sampling:
     repeats: Count = 4
     """Independent replicates."""
     controls: Count = 10
-    """Twins with random weights of a checkpoint with RoPE in every layer, which is judged beside them."""
+    """Random-weight controls of a checkpoint with RoPE in every layer, which is judged beside them."""
     repeated_sequences: Count = 16
     """Sequences of one repeated token of each length, in all replicates together."""
     step_sequences: Count = 32
@@ -82,6 +87,23 @@ class Sampling:
     def tokens_of(self, training_length: int) -> int:
         """L: the tokens of a sequence within the training length."""
         return min(self.length or training_length, training_length)
+
+
+# ---- which checkpoints ----------------------------------------------------------------------------------------------
+
+
+def is_analysed(subject: Subject) -> bool:
+    """Whether the attention of a checkpoint is measured: it has weights, and was not trained to copy."""
+    copies = subject.configuration is not None and subject.configuration.task == "copying"
+    return subject.has_weights and not copies
+
+
+def has_rope_alone(subject: Subject) -> bool:
+    """Whether a checkpoint that is measured has RoPE in every layer."""
+    return is_analysed(subject) and set(subject.schemes) == {"rope"}
+
+
+NEEDS_ROPE = Needs(each(has_rope_alone), "no checkpoint with RoPE in every layer was given", ("language/rope",), "rope")
 
 
 # ---- measuring ------------------------------------------------------------------------------------------------------
@@ -197,3 +219,13 @@ def _measures(length: int) -> tuple[Measure, ...]:
         Components(length, prompts="mean"),
         Components(length, prompts="mean", first_token=1, name="without_first"),
     )
+
+
+def bands(data: xr.Dataset) -> xr.Dataset:
+    """`frequency`, `activated` and `low_frequency` [component] of the first layer that rotates, of replicates or of one of them."""
+    by_layer = data[["frequency", "activated", "low_frequency"]].drop_attrs(deep=False)
+    by_layer = by_layer.isel({axis: 0 for axis in by_layer.dims if axis not in ("layer", "component")}, drop=True)
+    rotating = np.flatnonzero(by_layer["frequency"].notnull().any("component").values)
+    place = int(rotating[0]) if rotating.size else 0
+    chosen = by_layer.isel(layer=place).drop_vars(["layer", "scheme"], errors="ignore")
+    return chosen.assign({name: chosen[name].astype(bool) for name in ("activated", "low_frequency")})

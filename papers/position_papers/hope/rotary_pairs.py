@@ -16,9 +16,7 @@ import torch
 import xarray as xr
 
 from position_papers.hope import replicates
-from position_papers.hope.analysed import has_rope_alone, is_analysed
-from position_papers.hope.bands import bands
-from position_papers.hope.replicates import Sampling
+from position_papers.hope.replicates import Sampling, bands, has_rope_alone, is_analysed
 from position_papers.hope.wording import capped_caption, named_bands
 from position_papers.kit.cache import Cache
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each

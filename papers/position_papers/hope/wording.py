@@ -22,7 +22,7 @@ def labelled(kind: Kind, part: str = "") -> str:
 
 
 def random_weights(values: Mapping[str, float]) -> str:
-    """The numbers of the twins with random weights, of all by `weights`, as the control of a verdict."""
+    """The numbers of the random-weight controls, of all by `weights`, as the control of a verdict."""
     twins = [value for weights, value in values.items() if weights != "trained"]
     return "random weights: " + ", ".join(f"{value:.3g}" for value in twins) if twins else ""
 

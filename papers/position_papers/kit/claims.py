@@ -25,7 +25,7 @@ BLIND, SEEN = "blind", "after results were seen"
 
 
 class Outcome(StrEnum):
-    """What became of a claim."""
+    """The outcome of a claim."""
 
     HOLDS = "holds"
     FAILS = "fails"
@@ -38,7 +38,7 @@ HOLDS, FAILS, UNDECIDED, UNMEASURABLE = Outcome
 
 
 class Kind(StrEnum):
-    """What a reason says. `count` and `of` are numbers of rows or of training seeds."""
+    """The kind of a reason. `count` and `of` are numbers of rows or of training seeds."""
 
     WHY = "why"
     """Why nothing can be said: `text`."""
@@ -53,13 +53,13 @@ class Kind(StrEnum):
     PART = "part"
     """Of the `of` rows that decide `count` hold."""
     LACKS = "lacks"
-    """What has to hold beside it and does not: `text`, the part of the claim."""
+    """Another part of the claim, `text`, has to hold too and does not."""
     UNTOLD = "untold"
-    """What has to hold beside it and cannot be told: `text`, the part of the claim."""
+    """Another part of the claim, `text`, has to hold too and is undecided or not measured."""
     CAUSE = "cause"
     """It holds, though nothing breaks without it in `count` of `of` seeds; of one model where `of` is 0."""
     NOTE = "note"
-    """What an experiment says beside its number: `text`."""
+    """A remark of the experiment: `text`."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Reason:
 
 @dataclass(frozen=True, eq=False)
 class Claim:
-    """What a paper says, and the rule that judges it here."""
+    """A statement of a paper, and the rule that judges it here."""
 
     id: str
     """Letter and number: "R1"."""
@@ -137,7 +137,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a claim on one checkpoint, or on several that are compared."""
+    """The outcome of a claim on one checkpoint, or on several that are compared."""
 
     claim: Claim
     checkpoint: str
@@ -157,14 +157,14 @@ class Verdict:
         if known.value is None:
             return replace(self, claim=claim)
         own = replace(known, values={**known.values, **values}, control=known.control if control is None else control)
-        return _judged(Verdict(claim, self.checkpoint, FAILS, own, self.interval, _notes(note)))
+        return _judged(Verdict(claim, self.checkpoint, FAILS, own, self.interval, _reasons(Kind.NOTE, note)))
 
     def without_a_number(self, *why: str) -> Verdict:
         """The same, not measurable for these reasons; what is so already stays as it is, and so does everything without reasons."""
         if self.outcome == UNMEASURABLE or not any(why):
             return self
         bare = Estimate(None, self.estimate.measured, control=self.estimate.control)
-        return Verdict(self.claim, self.checkpoint, UNMEASURABLE, bare, reasons=_whys(why))
+        return Verdict(self.claim, self.checkpoint, UNMEASURABLE, bare, reasons=_reasons(Kind.WHY, why))
 
 
 def verdict(
@@ -186,14 +186,14 @@ def verdict(
     """
     estimate = Estimate(float(ours), measured, n, seeds, control, values)
     interval = None if spread is None else Interval(float(spread), spread_over)
-    if why := _whys(unmeasurable):
+    if why := _reasons(Kind.WHY, unmeasurable):
         return Verdict(claim, checkpoint, UNMEASURABLE, Estimate(None, measured, control=control), reasons=why)
-    return _judged(Verdict(claim, checkpoint, FAILS, estimate, interval, _notes(note)))
+    return _judged(Verdict(claim, checkpoint, FAILS, estimate, interval, _reasons(Kind.NOTE, note)))
 
 
 def unmeasured(claim: Claim, checkpoint: str, why: str | Iterable[str], measured: str = "") -> Verdict:
     """The verdict that a claim cannot be measured, and why."""
-    return Verdict(claim, checkpoint, UNMEASURABLE, Estimate(None, measured), reasons=_whys(why))
+    return Verdict(claim, checkpoint, UNMEASURABLE, Estimate(None, measured), reasons=_reasons(Kind.WHY, why))
 
 
 def _judged(given: Verdict) -> Verdict:
@@ -223,13 +223,6 @@ def corrected_together(verdicts: Sequence[Verdict]) -> list[Verdict]:
     return corrected
 
 
-def _notes(texts: str | Iterable[str]) -> tuple[Reason, ...]:
-    return _records(Kind.NOTE, texts)
-
-
-def _whys(texts: str | Iterable[str]) -> tuple[Reason, ...]:
-    return _records(Kind.WHY, texts)
-
-
-def _records(kind: Kind, texts: str | Iterable[str]) -> tuple[Reason, ...]:
+def _reasons(kind: Kind, texts: str | Iterable[str]) -> tuple[Reason, ...]:
+    """Every text that is not empty as a reason of this kind."""
     return tuple(Reason(kind, text) for text in ((texts,) if isinstance(texts, str) else texts) if text)

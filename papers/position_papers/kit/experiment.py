@@ -45,11 +45,11 @@ class Needs:
     zoo: tuple[str, ...] = ()
     """Names of the checkpoints that come with the package and fit."""
     checkpoint: str = "none"
-    """What stands in the place of the checkpoint where none fits."""
+    """The name in the column of checkpoints where none fits."""
     otherwise_of: Mapping[str, str] = field(default_factory=dict)
     """Why nothing can be measured of those claims, by label, that have a reason of their own."""
     why_not: Callable[[Subject, Any, Cache], str] = lambda subject, options, cache: ""
-    """Why a checkpoint that fits says nothing nevertheless, so that rows on it are "not measurable here"; empty where it does."""
+    """Why a checkpoint that fits cannot be judged nevertheless, so that rows on it are not measurable; empty where it can."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Paper:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one experiment on one group of checkpoints."""
+    """The figures and verdicts of one experiment on one group of checkpoints."""
 
     experiment: Experiment
     drawings: tuple[Drawing, ...]
@@ -103,7 +103,7 @@ def run(
     experiment: Experiment, subjects: Sequence[Subject], options: Any, cache: Cache, progress: Callable[[str], None]
 ) -> Iterator[Result]:
     """The result of `experiment` on every group of `subjects` that it is about, once all are measured: rows of a claim are corrected
-    together. At the end come verdicts "not measurable" on the claims of which nothing was said. `progress` is told what is being done.
+    together. At the end come verdicts "not measurable" on the claims that no group judged. `progress` is called with what is being done.
     """
     drawings: list[tuple[Sequence[Subject], tuple[Drawing, ...]]] = []
     judged: list[list[Verdict]] = []
@@ -135,7 +135,7 @@ def _distinct_names(drawings: Sequence[tuple[Sequence[Subject], tuple[Drawing, .
 
 
 def reasons_against(experiment: Experiment, group: Sequence[Subject], options: Any, cache: Cache) -> dict[str, str]:
-    """Why the checkpoints of a group say nothing, by name; empty texts for those that do."""
+    """Why checkpoints of a group cannot be judged, by name; empty texts for those that can."""
     return {subject.name: experiment.needs.why_not(subject, options, cache) for subject in group}
 
 
@@ -171,7 +171,7 @@ def trained_alike(
 
 
 def asked_the_same(fits: Callable[[Subject], bool]) -> Callable[[Sequence[Subject]], Sequence[Sequence[Subject]]]:
-    """Groups of those that fit and can be asked the same prompts: one per task (tokenizer, where there is none) and training length."""
+    """Groups of those that fit and can be given the same prompts: one per task (tokenizer, where there is none) and training length."""
 
     def groups(subjects: Sequence[Subject]) -> Sequence[Sequence[Subject]]:
         by_prompts: dict[Any, list[Subject]] = {}

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from position_papers.training.configuration import TrainingConfiguration
-from position_papers.training.records import Recorded, recorded_scores
-from position_papers.training.trained import trained_configuration
+from position_papers.training.trained import Recorded, recorded_scores, trained_configuration
 
 BUDGET = (
     "task",

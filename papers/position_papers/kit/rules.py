@@ -7,7 +7,7 @@
     Below("the lower of both scores", 0.99)                 a number is below a bound
     Above("mean exact match", ("RoPE", "NoPE"))             differences to rivals are above 2 standard errors (and above `more`)
     NotBelow("mean exact match", ("RoPE",))                 no difference is below zero by more than 2 standard errors
-    BeyondNull("VAF above the others")                      a number is beyond those of a null: twins with random weights, shuffles
+    BeyondNull("VAF above the others")                      a number is beyond those of a null: random-weight controls, shuffles
     Custom(function, words)                                 what needs code of its own, with its words beside it
     All(first, second)                                      all of them
     Where(condition, rule)                                  nothing can be said unless the condition holds
@@ -36,7 +36,7 @@ class Observed(NamedTuple):
 
     value: float
     null: Sequence[float] | np.ndarray
-    """Of twins with random weights, or of shuffles."""
+    """Of random-weight controls, or of shuffles."""
 
 
 class Rule(Protocol):
@@ -191,7 +191,7 @@ class Custom:
     words: str
 
     def holds(self, values: Values) -> bool:
-        """What the function says."""
+        """The decision of the function."""
         return bool(self.function(values))
 
 

@@ -108,7 +108,7 @@ def between_rises(first: tuple[Sample, Sample], second: tuple[Sample, Sample]) -
 
 
 def numbers_of(sample: Sample, scale: float = 1.0) -> dict[str, Any]:
-    """Fields of `Evidence` that `sample` decides: spread (times `scale`), what it is over, prompts and training seeds."""
+    """Arguments of `verdict` that `sample` decides: spread (times `scale`), what it is over, prompts and training seeds."""
     spread = None if sample.spread is None else scale * sample.spread
     return {"spread": spread, "spread_over": sample.over, "n": sample.count, "seeds": len(sample.seeds)}
 

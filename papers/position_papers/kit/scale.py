@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from position_papers.training.trained import configured_task, trained_configuration
-from repo_interp.models.checkpoints import identify
 from repo_interp.models.architectures import training_length
+from repo_interp.models.checkpoints import identify
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from position_papers.kit.recorded_scores import final_losses, unequal_budgets
 from position_papers.kit.samples import Sample
 from position_papers.kit.subjects import Subject, records_of, seeds_of, texts_of
 from position_papers.training.configuration import TrainingConfiguration
-from position_papers.training.records import Recorded, on_texts_of_seed_0, recorded_scores
-from position_papers.training.trained import configured_task
+from position_papers.training.trained import Recorded, configured_task, on_texts_of_seed_0, recorded_scores
 from repo_interp.errors import InputError
 from repo_interp.experiments.task_scores import task_scores
 from repo_interp.models.checkpoints import load_model

@@ -4,7 +4,7 @@
 
 Of some checkpoints the zoo has only the records of training, not the weights; they are subjects too. A
 checkpoint of one of our tasks gets that task's prompts; any other one gets RULER's needle in a haystack in its own tokens. Prompt i of a
-length depends on the seed and i alone, so that checkpoints of one task are asked the same. Knows nothing about any paper.
+length depends on the seed and i alone, so that checkpoints of one task get the same prompts. Knows nothing about any paper.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from position_papers.zoo_directory import DIRECTORY, recorded_at
 from repo_interp import shipped
 from repo_interp.analysis.trained_task import trained_task
 from repo_interp.errors import InputError
+from repo_interp.models.architectures import training_length
 from repo_interp.models.checkpoints import identify, load_tokenizer
 from repo_interp.models.configuration import tokens_of
-from repo_interp.models.architectures import training_length
 from repo_interp.models.load import load, load_fresh
 from repo_interp.models.provenance import checkpoint_digest
 from repo_interp.positions.layouts import LEARNED, format_layout
@@ -65,7 +65,7 @@ class Subject:
 
     @property
     def has_weights(self) -> bool:
-        """Whether there is more than records of its training."""
+        """Whether its weights are there, not only the records of its training."""
         return bool(self.schemes)
 
     @property
@@ -115,7 +115,7 @@ class Subject:
         return niah(self.tokenizer, VARIANT, length, count, seed)
 
     def bridges(self, options: Any) -> Iterator[tuple[str, nn.Module]]:
-        """This checkpoint, "trained", then its `controls` twins with random weights, "random 0", ...; each is made when it is asked for."""
+        """This checkpoint, "trained", then `options.controls` random-weight controls, "random 0", ...; each is made when reached."""
         yield "trained", load(self.path, options.device)
         for seed in range(options.controls):
             yield f"random {seed}", load_fresh(self.path, seed, options.device)

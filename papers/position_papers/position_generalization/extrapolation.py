@@ -106,7 +106,7 @@ def _lengths(subject: Subject, options: Options) -> list[int]:
 
 
 def judge(measured: Measured) -> Iterator[Verdict]:
-    """What there is on P7, where distances can be capped."""
+    """The verdicts on P7, where distances can be capped."""
     length = measured.subject.training_length
     if "extrapolation" not in measured.run.children:
         cut_short = (

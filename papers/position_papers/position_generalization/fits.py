@@ -96,7 +96,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Meas
 
 
 def judge(measured: Measured) -> Iterator[Verdict]:
-    """What there is on P1 and P3, and on P2 where some layer rotates."""
+    """The verdicts on P1 and P3, and on P2 where some layer rotates."""
     yield from _three_axes(measured)
     yield _random_weights(measured)
     yield from _fake_distances(measured)
@@ -127,7 +127,7 @@ def _three_axes(measured: Measured) -> Iterator[Verdict]:
 
 
 def _random_weights(measured: Measured) -> Verdict:
-    """P3: r of the three-axis fit of the twins with random weights."""
+    """P3: r of the three-axis fit of the random-weight controls."""
     random, r = _r_of_twins(measured), float(_r_by_prompt(measured).mean())
     return verdict(
         P3,
@@ -211,7 +211,7 @@ def _r_by_prompt(measured: Measured) -> np.ndarray:
 
 
 def _r_of_twins(measured: Measured) -> np.ndarray:
-    """Mean r of the three-axis fit of every twin with random weights."""
+    """Mean r of the three-axis fit of every random-weight control."""
     return np.array([_mean(twin["r"]) for twin in measured.of_twins("three_axis")])
 
 

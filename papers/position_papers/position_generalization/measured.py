@@ -1,8 +1,8 @@
-"""What the claims of Position Generalization are measured on: a checkpoint's text or task, and twins of it with random weights.
+"""What the claims of Position Generalization are measured on: a checkpoint's text or task, and random-weight controls.
 
     language models    the task `language` in the checkpoint's own tokens, windows of the training length L, or of `length` tokens where
                        that is less; the same decoder with random weights is the control of the fits
-    long windows       1,024 tokens unless more are asked for: what two cores measure of 135 million parameters in an hour and a half
+    long windows       1,024 tokens unless options ask for more: what two cores measure of 135 million parameters in an hour and a half
     other tasks        tolerance alone, with the task's score, on prompts as in training
 
 What is measured of a checkpoint, trained or random, is kept on its own, whichever experiment asks for it first. Knows nothing about
@@ -34,14 +34,12 @@ from repo_interp.tasks import Prompt, Task, digest, make_task
 from repo_interp.values import Count, CountOrNone, Seed
 
 SOURCE = "Position Generalization"
-TIMED = 512
-"""Most tokens of the text that a cost is extrapolated from."""
 MODEL = Scale(28, 3072)
 """Llama-3.2-3B, the model of the paper."""
 TEXT_MODELS = ("language/rope", "language/rope_continued", "language/repo", "language/learned")
 """Language models of the zoo."""
 TWIN_TOKENS = 4096
-"""Of text that a twin with random weights gets at most: there one sequence is like another."""
+"""Of text that a random-weight control gets at most: there one sequence is like another."""
 GRID_TOKENS = 2048
 """Of text that every point of the drawn perturbations gets at most; what is judged gets all."""
 WIDER = 1.0
@@ -59,7 +57,7 @@ class Options:
     prompts: Count = 100
     """Of other tasks, for the perturbations."""
     controls: Count = 10
-    """Twins with random weights: what a null is made of."""
+    """Random-weight controls: what a null is made of."""
     draws: Count = 3
     """Seeds of the judged perturbations: they give the spread."""
     gammas: tuple[float, ...] = (0.001, 0.01, 0.05, 0.1, 0.5)
@@ -88,7 +86,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Measured:
-    """One checkpoint, with the groups that an experiment asked for."""
+    """One checkpoint, with the groups that an experiment needs."""
 
     subject: Subject
     length: int
@@ -113,7 +111,7 @@ class Measured:
         return self.run[name].to_dataset()
 
     def of_twins(self, name: str) -> list[xr.Dataset]:
-        """One group of every twin."""
+        """One group of every control."""
         return [twin[name].to_dataset() for twin in self.twins]
 
 
@@ -149,7 +147,7 @@ def prompts_of(subject: Subject, options: Options) -> list[Prompt]:
 
 
 def fits(subject: Subject, options: Options, cache: Cache) -> Measured:
-    """All that `measures` are of a language model, and of its twins: each loaded once, each prompt passed once."""
+    """All that `measures` are of a language model, and of its controls: each loaded once, each prompt passed once."""
     prompts = prompts_of(subject, options)
     length, few = length_of(subject, options), of_tokens(prompts, TWIN_TOKENS)
 

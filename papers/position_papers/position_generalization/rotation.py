@@ -72,14 +72,14 @@ P5_NULL = _beyond_twins(P5["rotation"])
 
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Measured | None:
-    """Rotary pairs of a checkpoint and its twins; None where no layer rotates."""
+    """Rotary pairs of a checkpoint and its controls; None where no layer rotates."""
     (subject,) = subjects
     measured = fits(subject, options, cache)
     return measured if rotating_heads(measured.group("rotation")) else None
 
 
 def judge(measured: Measured) -> Iterator[Verdict]:
-    """What there is on P4, and on P5 where a head has slow dominating components."""
+    """The verdicts on P4, and on P5 where a head has slow dominating components."""
     rotation = measured.group("rotation")
     layers = sorted({layer for layer, _ in rotating_heads(rotation)})
     heads, components = _slow_dominating(rotation, layers)
@@ -138,7 +138,7 @@ def draw(measured: Measured) -> Iterator[Drawing]:
 
 
 def _finite_means(twins: Sequence[xr.Dataset]) -> list[float]:
-    """The mean r of every twin that has slow dominating components."""
+    """The mean r of every control that has slow dominating components."""
     every = [twin["closed_form_r"].values for twin in twins]
     return [float(np.nanmean(values)) for values in every if np.isfinite(values).any()]
 

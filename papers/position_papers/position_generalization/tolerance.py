@@ -46,66 +46,48 @@ _ROUNDING = 6
 """Decimals of a per cent, and of nats: below, nothing changed."""
 
 
-def _parts(rule: Rule, on: str, *parts: str) -> dict[str, Claim]:
-    """The claim by kind of disturbance, as `rule` judges it; `on` goes on its statement."""
-    statements = {
-        "text_order": ("5 % of tokens reordered within 5: marginal effect", "fig. 5a", "42.53 -> 42.34 (accuracy)"),
-        "feature_order": (
-            "5 % of keys exchanged within 5 in every layer: marginal effect",
-            "fig. 5b",
-            "42.53 -> 41.98 (accuracy)",
-        ),
-        "position_offset": (
-            "10 % of positions off by up to 10 in every layer: marginal effect",
-            "fig. 5c",
-            "42.53 -> 42.44 (accuracy)",
-        ),
-    }
-    return {
-        kind: Claim("P6", statement + on, f"{SOURCE} {figure}, table 1", number, rule, part, SEEN)
-        for part, (kind, (statement, figure, number)) in zip(parts, statements.items(), strict=True)
-    }
-
-
 MARGINAL = 2.0
 """Per cent."""
+
+
+def _marginal(statement: str, place: str, number: str, part: str, rule: Rule | None = None) -> Claim:
+    """A claim that some disturbance has a marginal effect: on log perplexity, unless another `rule` judges it."""
+    return Claim("P6", statement, f"{SOURCE} {place}", number, rule or AtMost(RISE, MARGINAL, " %"), part, SEEN)
+
+
+def _parts(rule: Rule, on: str, *parts: str) -> dict[str, Claim]:
+    """The claim by kind of disturbance, as `rule` judges it; `on` is added to its statement."""
+    tokens, keys, positions = (f"{moved}: marginal effect{on}" for moved in _MOVED)
+    return {
+        "text_order": _marginal(tokens, "fig. 5a, table 1", "42.53 -> 42.34 (accuracy)", parts[0], rule),
+        "feature_order": _marginal(keys, "fig. 5b, table 1", "42.53 -> 41.98 (accuracy)", parts[1], rule),
+        "position_offset": _marginal(positions, "fig. 5c, table 1", "42.53 -> 42.44 (accuracy)", parts[2], rule),
+    }
+
+
+_MOVED = (
+    "5 % of tokens reordered within 5",
+    "5 % of keys exchanged within 5 in every layer",
+    "10 % of positions off by up to 10 in every layer",
+)
 P6_TEXT = _parts(AtMost(RISE, MARGINAL, " %"), "", "", "features", "positions")
 P6_TASK = _parts(AtMost(FALL, MARGINAL, " % of itself"), " on a task's score", "task", "task, features", "task, positions")
-P6_TABLE = Claim(
-    "P6",
+P6_TABLE = _marginal(
     "5 % of positions off by up to 5 in every layer: marginal effect",
-    f"{SOURCE} table 1",
-    "42.53 -> 42.42 (accuracy)",
-    AtMost(RISE, MARGINAL, " %"),
-    "positions, as in table 1",
-    SEEN,
+    *("table 1", "42.53 -> 42.42 (accuracy)", "positions, as in table 1"),
 )
-P6_FEW_TOKENS = Claim(
-    "P6",
+P6_FEW_TOKENS = _marginal(
     "1 % of tokens reordered within 1,000: marginal effect on perplexity",
-    f"{SOURCE} sec. 4.1, fig. 5a",
-    "3.688 -> 3.71 (perplexity)",
-    AtMost(RISE, MARGINAL, " %"),
-    "1 % within 1,000",
-    SEEN,
+    *("sec. 4.1, fig. 5a", "3.688 -> 3.71 (perplexity)", "1 % within 1,000"),
 )
-P6_FEW_POSITIONS = Claim(
-    "P6",
+P6_FEW_POSITIONS = _marginal(
     "1 % of positions off by up to 10 in every layer: marginal effect on perplexity",
-    f"{SOURCE} sec. 4.1, fig. 5c",
-    "3.688 -> 3.70 (perplexity)",
-    AtMost(RISE, MARGINAL, " %"),
-    "positions, 1 %",
-    SEEN,
+    *("sec. 4.1, fig. 5c", "3.688 -> 3.70 (perplexity)", "positions, 1 %"),
 )
-P6_UNTOUCHED = Claim(
-    "P6",
+P6_UNTOUCHED = _marginal(
     "5 % of tokens reordered within 5: the text that stays in place is predicted as well",
-    f"{SOURCE} fig. 5a, table 1",
-    "42.53 -> 42.34 (accuracy)",
+    *("fig. 5a, table 1", "42.53 -> 42.34 (accuracy)", "untouched"),
     AtMost(RISE_IN_PLACE, MARGINAL, " %"),
-    "untouched",
-    SEEN,
 )
 P6_LEARNED = Claim(
     "P6",
@@ -122,7 +104,7 @@ P6_LEARNED = Claim(
 
 
 def judge(measured: Sequence[Measured]) -> Iterator[Verdict]:
-    """What there is on P6 of one checkpoint; of one with learned positions beside its RoPE twin, on P6 (learned) too."""
+    """The verdicts on P6 of one checkpoint; of one with learned positions beside its RoPE twin, on P6 (learned) too."""
     yield from (_text(measured[0]) if is_judged_by_text(measured[0].subject) else _task_score(measured[0]))
     if len(measured) > 1:
         yield _beside_twin(*measured)

@@ -1,6 +1,6 @@
 """Where attention goes in a needle in a haystack (RePo sec. 5.1, table 4): R4, read in both ways.
 
-    mass per token x 100 of needle, query and rest, mean over layers and heads, by prompt; every checkpoint is asked the same prompts
+    mass per token x 100 of needle, query and rest, mean over layers and heads, by prompt; every checkpoint gets the same prompts
 
 The rows of the generated tokens themselves are the paper's words; the rows that produced them are where an answer is looked up. Where NoPE
 finds the needles too, nothing is said: see `needles`.
@@ -9,7 +9,7 @@ finds the needles too, nothing is said: see `needles`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -24,14 +24,12 @@ from position_papers.kit.scores import PLAIN
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import HAYSTACKS, NO_HAYSTACK, OLMO, finds_needles, needles, needles_of, omits_positions
 from position_papers.repo.needles import NEEDS_POSITIONS, NOPE, found_without_positions, search
+from position_papers.repo.options import Options
 from repo_interp.analysis.analyze import analyze
 from repo_interp.measures.attention_mass import ROWS, AttentionMass
 from repo_interp.measures.labels import described
 from repo_interp.models.load import load
 from repo_interp.plots.marks.scores import layout_name, method_panels
-
-if TYPE_CHECKING:
-    from position_papers.repo.options import Options
 
 SPANS = ("needle", "query", "rest", "distractor")
 """Those of table 4, and the needles that are not asked for, where there are some."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -26,6 +26,7 @@ from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import GPT2, can_mirror
 from position_papers.repo.mirror import R2, R3
 from position_papers.repo.mirror_by_seed import mirror_means, strengths_by_layer
+from position_papers.repo.options import Options
 from position_papers.repo.ranges import R5
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.measures.labels import described
@@ -35,9 +36,6 @@ from repo_interp.plots.marks.drawing import counted, legend_below
 from repo_interp.plots.marks.reading import unit_label
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.tasks import Task
-
-if TYPE_CHECKING:
-    from position_papers.repo.options import Options
 
 KINDS = {"linearised": linearised, "frozen": frozen, "permuted": permuted}
 EVERYWHERE, INSTRUCTION = "all learned layers", "the instruction"

@@ -7,7 +7,6 @@ weights.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
@@ -20,13 +19,11 @@ from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Custom, Observed, beside_null
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import LEARNED, NO_LEARNED, OLMO, learns_long_positions
+from position_papers.repo.options import Options
 from repo_interp.analysis.analyze import analyze
 from repo_interp.measures.labels import described
 from repo_interp.plots.views.patterns import pattern_sensitivity, pattern_shares
 from repo_interp.run import make_run
-
-if TYPE_CHECKING:
-    from position_papers.repo.options import Options
 
 PATTERNS = ("constant", "mono", "hybrid")
 SHARE = {pattern: f"the share of {pattern} chunks" for pattern in PATTERNS}
@@ -58,7 +55,7 @@ R6_NULL = Claim(
 
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.Dataset:
-    """The measure `patterns` of one checkpoint, with `random_share [weights, pattern]` of twins; attributes: name, layers that learn."""
+    """The measure `patterns` of one checkpoint, and `random_share [weights, pattern]` of controls; attributes: name, learned layers."""
     (subject,) = subjects
     data = subject.measured(cache, _patterns, options, prompts=options.prompts, controls=options.controls)
     attributes = {"checkpoint": subject.name, "stem": subject.stem, "training_length": subject.training_length}
@@ -76,7 +73,7 @@ def _patterns(subject: Subject, options: Options) -> xr.Dataset:
 
 
 def judge(data: xr.Dataset) -> Iterator[Verdict]:
-    """R6 on all learned heads together, and beside twins with random weights."""
+    """R6 on all learned heads together, and beside random-weight controls."""
     share = {pattern: float(data["pattern_share_all"].sel(pattern=pattern)) for pattern in PATTERNS}
     labels = data["chunk_pattern"].sel(layer=data.attrs["learned"])
     axes = ("layer", "head", "chunk")

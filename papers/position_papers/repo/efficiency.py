@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,14 +25,12 @@ from position_papers.kit.experiment import Drawing, Experiment, Needs, without_c
 from position_papers.kit.rules import AtMost
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import OLMO
+from position_papers.repo.options import Options
 from repo_interp.measures.labels import described
 from repo_interp.models.generation import continue_greedily
 from repo_interp.models.reposition import added_parameters, reposition
 from repo_interp.plots.marks.scores import score_by_length
 from repo_interp.plots.style import PaperFigure
-
-if TYPE_CHECKING:
-    from position_papers.repo.options import Options
 
 ADDED = "the share of parameters beside the input embedding that RePo adds at the paper's size (OLMo-2 1B, from layer 5)"
 RATIO = "on fresh models of equal size, measured in turns, the median ratio of times"

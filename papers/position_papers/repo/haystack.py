@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -13,7 +13,7 @@ from position_papers.kit.claims import SEEN, Claim, Verdict, unmeasured, verdict
 from position_papers.kit.differences import Difference
 from position_papers.kit.experiment import Drawing, Experiment, Needs, asked_the_same
 from position_papers.kit.rules import Above, All, Below, Where
-from position_papers.kit.samples import between, numbers_of
+from position_papers.kit.samples import Sample, between, numbers_of
 from position_papers.kit.scores import PLAIN, note
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import (
@@ -37,11 +37,9 @@ from position_papers.repo.needles import (
     found_without_positions,
     search,
 )
+from position_papers.repo.options import Options
 from repo_interp.measures.labels import described
 from repo_interp.plots.marks.scores import method_panels, score_maps
-
-if TYPE_CHECKING:
-    from position_papers.repo.options import Options
 
 ROOM = Below("RoPE's share of needles found (asked for after results were seen)", CEILING)
 ABOVE = Above("the share of needles found", ("RoPE",))
@@ -109,17 +107,8 @@ def _at_training_length(own: Searched, rope: Searched, without: WithoutPositions
     without_it = "holds" if difference.exceeds() else "does not hold"
     full = (NO_ROOM, f"{mine.mean:.3f} and {rope.name} {theirs.mean:.3f} (without this condition it {without_it})")
     has_room = ROOM.holds(values)
-    return verdict(
-        R9,
-        own.name,
-        f"share of needles found at {length} tokens",
-        values,
-        mine.mean,
-        **numbers_of(mine),
-        control=f"{rope.name} {theirs.mean:.3f}",
-        note=_with_budgets(text, own, rope),
-        unmeasurable=without.why_not or (() if has_room else (*full, *_with_budgets(text, own, rope))),
-    )
+    why_not = without.why_not or (() if has_room else (*full, *_with_budgets(text, own, rope)))
+    return _beside_rope(R9, own, rope, (mine, theirs), f"at {length} tokens", values, text, why_not)
 
 
 def _longer(own: Searched, rope: Searched, without: WithoutPositions) -> Verdict:
@@ -143,17 +132,12 @@ def _longer(own: Searched, rope: Searched, without: WithoutPositions) -> Verdict
         for length, difference in differences.items()
     )
     full = (NO_ROOM, f"{mine.mean:.3f} and {rope.name} {theirs.mean:.3f}; {bare}")
-    return verdict(
-        R9_LONGER,
-        own.name,
-        f"share of needles found at {' and '.join(map(str, longer))} tokens with YaRN",
+    where, values = (
+        f"at {' and '.join(map(str, longer))} tokens with YaRN",
         {NOPE: without.share, ABOVE_AT_LONGER.quantity: least},
-        mine.mean,
-        **numbers_of(mine),
-        control=f"{rope.name} {theirs.mean:.3f}",
-        note=_with_budgets(f"{by_length}; {bare}", own, rope),
-        unmeasurable=(without.why_not, bare) if without.why_not else () if with_room else full,
     )
+    why_not = (without.why_not, bare) if without.why_not else () if with_room else full
+    return _beside_rope(R9_LONGER, own, rope, (mine, theirs), where, values, f"{by_length}; {bare}", why_not)
 
 
 def _without_yarn(own: Searched, searched: Sequence[Searched], rope: Searched) -> Verdict:
@@ -171,15 +155,35 @@ def _without_yarn(own: Searched, searched: Sequence[Searched], rope: Searched) -
     text = (
         f"above by {difference.margin:+.3f} (standard error {difference.standard_error:.2g} over {difference.over}); {by_length}"
     )
-    return verdict(
-        R9_WITHOUT_YARN,
-        own.name,
-        f"share of needles found at {' and '.join(map(str, longer))} tokens without YaRN",
+    where, values = (
+        f"at {' and '.join(map(str, longer))} tokens without YaRN",
         {ABOVE_WITHOUT_YARN.quantity: {"RoPE": difference}},
+    )
+    return _beside_rope(R9_WITHOUT_YARN, own, rope, (mine, theirs), where, values, text)
+
+
+def _beside_rope(
+    claim: Claim,
+    own: Searched,
+    rope: Searched,
+    samples: tuple[Sample, Sample],
+    where: str,
+    values: Mapping[str, Any],
+    text: str,
+    why_not: str | Sequence[str] = (),
+) -> Verdict:
+    """The verdict on the share of needles that a checkpoint found, with RoPE's as the control; not measurable where `why_not` says so."""
+    mine, theirs = samples
+    return verdict(
+        claim,
+        own.name,
+        f"share of needles found {where}",
+        values,
         mine.mean,
         **numbers_of(mine),
         control=f"{rope.name} {theirs.mean:.3f}",
         note=_with_budgets(text, own, rope),
+        unmeasurable=why_not,
     )
 
 

@@ -5,7 +5,7 @@
     reversed  share of the answer's tokens that are likeliest, teacher-forced
 
 A position that depends on the word alone is the same for a copy and its source, but for the same word elsewhere too: the second ratio
-tells a mirror from that. Positions are measured on the trained checkpoint and on twins with random weights, the control. A layer's numbers
+tells a mirror from that. Positions are measured on the trained checkpoint and on random-weight controls. A layer's numbers
 are means over its heads. Layer 0 is measured and shown, but is no finding: its position depends on the word alone. A model that
 reads text is asked to reverse texts as long as those of the paper's models, in its own tokens. R2 is not judged of one that does not
 reverse texts: its positions say nothing about how that is done.
@@ -14,7 +14,7 @@ reverse texts: its positions say nothing about how that is done.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -30,6 +30,7 @@ from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Custom, Observed
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import GPT2, can_be_asked_to_mirror, reversal_of, reversals
+from position_papers.repo.options import Options
 from repo_interp.analysis.analyze import analyze
 from repo_interp.experiments.prompt_sets import Answers
 from repo_interp.experiments.responses import forced_responses
@@ -39,9 +40,6 @@ from repo_interp.models.checkpoints import load_model
 from repo_interp.models.load import load
 from repo_interp.plots.marks.drawing import contiguous, counted, legend_below, token_label
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, span_colours, style
-
-if TYPE_CHECKING:
-    from position_papers.repo.options import Options
 
 LATER_LAYERS = "layers other than 0"
 QUANTITIES = {

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
@@ -26,12 +25,10 @@ from position_papers.kit.subjects import Subject, records_of, seeds_of
 from position_papers.repo.checkpoints import GPT2, can_mirror, reversal_of
 from position_papers.repo.mirror import MIRRORS, QUANTITIES, R2
 from position_papers.repo.mirror import measure as measure_mirror
-from position_papers.training.records import recorded_scores
+from position_papers.repo.options import Options
+from position_papers.training.trained import recorded_scores
 from repo_interp.measures.labels import described
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, style
-
-if TYPE_CHECKING:
-    from position_papers.repo.options import Options
 
 LEAST = 5
 """Seeds: of four, the rarest order is not rarer than 4 %."""

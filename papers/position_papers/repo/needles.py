@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -25,15 +25,13 @@ from position_papers.kit.samples import Sample
 from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, score_subject
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import longest_trained, needles, omits_positions, reads_text
+from position_papers.repo.options import Options
 from repo_interp.experiments.generated_scores import found_needles
 from repo_interp.experiments.task_scores import score_map
 from repo_interp.measures.labels import described
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.interventions.extension import extended
 from repo_interp.tasks import Prompt
-
-if TYPE_CHECKING:
-    from position_papers.repo.options import Options
 
 YARN = "yarn"
 METHODS = {PLAIN: "plain", YARN: "YaRN beyond L"}

@@ -17,7 +17,7 @@ class Options:
     score_prompts: Count = 100
     """Per test set that is scored."""
     controls: Count = 10
-    """Twins with random weights: 95 % of ten are exceeded by what is above all of them."""
+    """Random-weight controls: 95 % of ten are exceeded by what is above all of them."""
     example_words: Count = 11
     """Length of the text whose positions are drawn (fig. 6)."""
     efficiency_layers: Count = 8

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -24,15 +24,13 @@ from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import Above, All, AtLeast, AtMost, BeyondNull, Observed, beside_null
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import LEARNED, NO_LEARNED, OLMO, learns_long_positions
+from position_papers.repo.options import Options
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
 from repo_interp.measures.labels import described
 from repo_interp.plots.marks.drawing import counted, legend_below, plain_decades
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, style
 from repo_interp.tasks import Prompt
-
-if TYPE_CHECKING:
-    from position_papers.repo.options import Options
 
 SHARES = (Fraction(1, 4), Fraction(1, 2), Fraction(1), Fraction(2), Fraction(4))
 """Context lengths, in training lengths."""
@@ -79,7 +77,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
 
 
 def _ranges(subject: Subject, options: Options) -> xr.Dataset:
-    """`range [length, prompt, unit]`, and `random_range [weights, judged, prompt, unit]` of twins at the two lengths that are judged."""
+    """`range [length, prompt, unit]`, and `random_range [weights, judged, prompt, unit]` of controls at the two judged lengths."""
     prompts: dict[int, list[Prompt]] = {}
     judged = [int(subject.training_length * share) for share in JUDGED]
     for length in (int(subject.training_length * share) for share in SHARES):
@@ -146,7 +144,7 @@ def spreading(
 
 
 def judge(data: xr.Dataset) -> Iterator[Verdict]:
-    """R5 at the training length, against half of it, and beside twins with random weights."""
+    """R5 at the training length, against half of it, and beside random-weight controls."""
     long = int(data.attrs["training_length"])
     short = long // 2
     ranges = data["range"].transpose("length", "prompt", "unit")

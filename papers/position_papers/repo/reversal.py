@@ -6,7 +6,7 @@ Checkpoints without weights take part with their recorded scores.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import Claim, Verdict, verdict
@@ -16,14 +16,12 @@ from position_papers.kit.samples import between, numbers_of
 from position_papers.kit.scores import Scored, ScoreOptions, note, of_tasks, score_subject, score_table
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import GPT2
+from position_papers.repo.options import Options
 from position_papers.training.trained import configured_task
 from repo_interp.plots.marks.drawing import counted
 from repo_interp.plots.marks.scores import score_by_length
 from repo_interp.plots.style import scheme_name
 from repo_interp.tasks.reversal import Reversal
-
-if TYPE_CHECKING:
-    from position_papers.repo.options import Options
 
 EXACT_MATCH = "mean exact match over these lengths"
 EVERY_SEED = f"{EXACT_MATCH}, and over seeds,"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -27,6 +27,7 @@ from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import Above, All, BeyondNull, Observed, beside_null
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import OLMO
+from position_papers.repo.options import Options
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
 from repo_interp.measures.labels import described
@@ -37,9 +38,6 @@ from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, schem
 from repo_interp.plots.views.positions import draw_positions
 from repo_interp.plots.views.segments import SHADE, shade_segments
 from repo_interp.tasks import Prompt, few_shot_prompts
-
-if TYPE_CHECKING:
-    from position_papers.repo.options import Options
 
 SHOTS = 5
 SHUFFLED = "shuffled segment edges"
@@ -176,7 +174,7 @@ def judge(by_kind: Mapping[str, xr.Dataset]) -> Iterator[Verdict]:
 
 
 def _by_heads(data: xr.Dataset) -> Verdict:
-    """R8 (heads): how many follow the examples, beside as many of every twin with random weights."""
+    """R8 (heads): how many follow the examples, beside as many of every random-weight control."""
     chance = data["variance_between_chance"].mean("prompt", skipna=False).fillna(1.0)  # a constant head follows nothing
     counts = (chance <= FOLLOWS).sum(("layer", "head")).transpose("weights").values
     observed = Observed(float(counts[0]), counts[1:].astype(float))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -15,10 +15,8 @@ from position_papers.kit.rules import All, AtMost, Below, Where
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import HAYSTACKS, OLMO, finds_needles, needles_of, omits_positions
 from position_papers.repo.needles import CEILING, METHODS, NEEDS_POSITIONS, NOPE, found_without_positions, search
+from position_papers.repo.options import Options
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, style
-
-if TYPE_CHECKING:
-    from position_papers.repo.options import Options
 
 TOLD_APART = Below("the lowest of these means", CEILING)
 ROBUST = AtMost("the largest difference between starting layers of the mean share over L, 2L and 4L (YaRN beyond L)", 0.05)
@@ -43,7 +41,7 @@ def starting_layer(subject: Subject) -> int | None:
 
 
 def _groups(subjects: Sequence[Subject]) -> Sequence[Sequence[Subject]]:
-    """Checkpoints that are asked the same and start RePo at different layers, with NoPE where it is asked too."""
+    """Checkpoints that get the same prompts and start RePo at different layers, with NoPE where it gets them too."""
 
     def fits(subject: Subject) -> bool:
         return finds_needles(subject) and (_starts(subject) or omits_positions(subject.layout))

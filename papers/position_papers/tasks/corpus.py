@@ -39,7 +39,7 @@ _LONE_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 class Corpus:
-    """Documents as token ids, each behind the token `start`; tokenized when first asked for."""
+    """Documents as token ids, each behind the token `start`; tokenized at the first use."""
 
     def __init__(self, documents: Sequence[str], tokenizer: PreTrainedTokenizerFast) -> None:
         """Raises InputError for a tokenizer with neither a beginning nor an end of text."""

@@ -37,7 +37,7 @@ def _option(default: Any, meaning: str, alone: Any = None) -> Any:
 
 @dataclass(frozen=True)
 class TrainingConfiguration:
-    """What one training run is made with. Shares are of its steps. What a field means stands in its metadata, under "help"."""
+    """What one training run is made with. Shares are of its steps. The metadata of a field explain it, under "help"."""
 
     task: str
     task_size: str = _option("small", "size of the task, by the name the task gives it")

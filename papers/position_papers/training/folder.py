@@ -116,7 +116,7 @@ class TrainingFolder:
         return self.log.stat().st_size
 
     def cut_log(self, size: int) -> None:
-        """Forget what the log says after its first `size` bytes, and half-made files."""
+        """Cut the log to its first `size` bytes, and remove half-made files."""
         if self.log.exists():
             if self.log.stat().st_size < size:
                 raise InputError(f"{self.log} is shorter than the state of this run says; begin anew with --overwrite")

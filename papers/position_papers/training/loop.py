@@ -49,7 +49,7 @@ class Record:
     seconds: float
     """Time spent so far, in all sessions."""
     score: float | None = None
-    """Mean score (the task's metric) on fresh sequences of full difficulty, where it was asked for at this step."""
+    """Mean score (the task's metric) on fresh sequences of full difficulty, at the steps that score."""
 
 
 def train(
@@ -61,8 +61,8 @@ def train(
 ) -> Iterator[Record]:
     """Train from where `folder` stands - its beginning, if it was just begun - to the end, yielding every record of the log.
 
-    `stop` is asked after every step, and after every batch of prompts of the final scores; when it says so, the state is saved and the
-    run ends there, to go on later. The state is saved every `save_seconds` too. `scoring` is called with how many prompts of all test
+    `stop` is called after every step, and after every batch of prompts of the final scores; when it returns True, the state is saved and
+    the run ends there, to go on later. The state is saved every `save_seconds` too. `scoring` is called with how many prompts of all test
     sets have been answered. At the end the folder holds the finished checkpoint. Raises InputError where another run was begun there.
     """
     configuration, model = prepared.configuration, prepared.model

@@ -1,4 +1,4 @@
-"""The plan of the zoo, as plan.toml states it: every checkpoint, how it is trained, and with which seeds.
+"""The plan of the zoo, as plan.toml states it: every checkpoint, how it is trained, and with which seeds; and the recipe of each task.
 
     runs/zoo/TASK/NAME        seed 0, as it is trained          runs/zoo/TASK/NAME/seed-N       the others
     papers/zoo/TASK/NAME      its weights, where they ship      papers/zoo/TASK/runs.jsonl      the records of all seeds
@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import Any
 
 from position_papers.training.configuration import TrainingConfiguration, joined, replaced
-from position_papers.training.recipes import recipe
 from repo_interp.errors import InputError
 
 RUNS = Path("runs") / "zoo"
@@ -24,6 +23,15 @@ RUNS = Path("runs") / "zoo"
 _STATED = tomllib.loads(Path(__file__).with_name("plan.toml").read_text(encoding="utf-8"))
 ABOUT: Mapping[str, str] = {task: words.replace("\n", " ") for task, words in _STATED["about"].items()}
 """What a task is, and what its numbers are."""
+FRESH: Mapping[str, Mapping[str, Any]] = _STATED["recipe"]
+"""What each task is trained with from random weights unless other fields are given."""
+CONTINUED: Mapping[str, Mapping[str, Any]] = _STATED["continued"]
+"""The same from a checkpoint."""
+
+
+def recipe(task: str, continued: bool) -> dict[str, Any]:
+    """Fields of a training configuration for `task`; none for a task without a recipe."""
+    return dict((CONTINUED if continued else FRESH).get(task, {}))
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,7 @@ from position_papers.training.configuration import to_toml
 from position_papers.training.folder import TrainingFolder
 from position_papers.training.plan import ABOUT, Planned, PlannedRun
 from position_papers.training.processes import train_side_by_side
-from position_papers.training.records import add_run, recorded_scores
-from position_papers.training.trained import made_with, trained_configuration
+from position_papers.training.trained import add_run, made_with, recorded_scores, trained_configuration
 from position_papers.zoo_directory import DIRECTORY
 from repo_interp import shipped
 from repo_interp.analysis.trained_task import trained_task
@@ -45,7 +44,7 @@ WINDOWS = 64
 
 
 def unfinished(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """Those that are not trained to their end. Raises InputError where another thing stands in a run's place."""
+    """The runs that are not finished. Raises InputError where a run's directory holds something else."""
     waiting = [run for run in runs if not TrainingFolder(run.directory).is_finished]
     for run in waiting:
         folder = TrainingFolder(run.directory)

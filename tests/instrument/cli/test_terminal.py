@@ -15,7 +15,7 @@ from rich.console import Console
 from trained_tiny import trained
 
 import repo_interp as ri
-from position_papers.commands.training_display import print_scores, show
+from position_papers.commands.train import print_scores, show
 from position_papers.training.folder import TrainingFolder
 from repo_interp.analysis.analyze import analyze
 from repo_interp.analysis.request import default_measures

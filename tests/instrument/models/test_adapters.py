@@ -20,8 +20,7 @@ from position_papers.training.configuration import TrainingConfiguration, replac
 from position_papers.training.folder import TrainingFolder
 from position_papers.training.loop import train
 from position_papers.training.preparation import prepare
-from position_papers.training.records import recorded_scores
-from position_papers.training.trained import trained_configuration
+from position_papers.training.trained import recorded_scores, trained_configuration
 from repo_interp.analysis.trained_task import trained_task
 from repo_interp.cli import main
 from repo_interp.models import adapters

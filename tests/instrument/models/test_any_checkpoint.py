@@ -6,16 +6,29 @@ import json
 
 import pytest
 import torch
-from benchmarks.families import small_model
 from torch.testing import assert_close
 
 import repo_interp as ri
+from benchmarks.families import small_model
 from repo_interp.cli import main
 from repo_interp.models.architectures import native_layout
 from repo_interp.models.checkpoints import load_model
 
 TOKENS = torch.randint(3, 120, (2, 16), generator=torch.Generator().manual_seed(0))
-FAMILIES = ("gpt_neox", "gpt2", "mixtral", "qwen3_moe", "gpt_oss", "phi", "glm4", "cohere2", "qwen3_next", "lfm2", "smollm3", "gemma3_text")
+FAMILIES = (
+    "gpt_neox",
+    "gpt2",
+    "mixtral",
+    "qwen3_moe",
+    "gpt_oss",
+    "phi",
+    "glm4",
+    "cohere2",
+    "qwen3_next",
+    "lfm2",
+    "smollm3",
+    "gemma3_text",
+)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +88,9 @@ def test_a_converted_checkpoint_that_lacks_a_weight_is_refused(stored, tmp_path)
     weights.pop("model.layers.1.input_layernorm.weight")
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "config.json").write_bytes((directory / "config.json").read_bytes())
-    with pytest.raises(ri.InputError, match=r"do not fit a mixtral: 1 missing \(first: model.layers.1.input_layernorm.weight\)") as error:
+    with pytest.raises(
+        ri.InputError, match=r"do not fit a mixtral: 1 missing \(first: model.layers.1.input_layernorm.weight\)"
+    ) as error:
         ri.load(tmp_path)
     assert "\n" not in str(error.value)
 

@@ -6,14 +6,14 @@ import json
 
 import pytest
 import torch
-from benchmarks.families import small_model
+from families import HEAD, TINY
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, SmolLM3Config
 from transformers.models.cohere.modeling_cohere import CohereRotaryEmbedding
 from transformers.models.cohere.modeling_cohere import apply_rotary_pos_emb as interleaved
 from transformers.models.llama import modeling_llama
 
 import repo_interp as ri
-from families import HEAD, TINY
+from benchmarks.families import small_model
 from repo_interp.cli import main
 from repo_interp.models.audit import distances
 
@@ -34,7 +34,21 @@ def test_distances_are_powers_of_two_and_their_neighbours():
 
 @pytest.mark.parametrize(
     "family",
-    ("llama", "gpt_neox", "phi", "phi3", "glm4", "cohere", "cohere2", "gemma3_text", "gpt_oss", "smollm3", "qwen3_next", "olmo2", "mixtral"),
+    (
+        "llama",
+        "gpt_neox",
+        "phi",
+        "phi3",
+        "glm4",
+        "cohere",
+        "cohere2",
+        "gemma3_text",
+        "gpt_oss",
+        "smollm3",
+        "qwen3_next",
+        "olmo2",
+        "mixtral",
+    ),
 )
 def test_a_healthy_family_has_no_finding(family):
     model = small_model(family)
@@ -80,7 +94,9 @@ def test_yarn_that_is_not_applied_and_its_factor_are_found():
     model = llama(rope_parameters=YARN)
     assert findings(model) == []
     model.model.rotary_emb.attention_scaling = 1.0
-    assert findings(model) == ["layers 0-2: expected queries lengthened by 1.139 (attention factor), measured 1, from distance 1 on"]
+    assert findings(model) == [
+        "layers 0-2: expected queries lengthened by 1.139 (attention factor), measured 1, from distance 1 on"
+    ]
     model = llama(rope_parameters=YARN)
     model.model.rotary_emb.inv_freq = llama().model.rotary_emb.inv_freq
     (line,) = findings(model)

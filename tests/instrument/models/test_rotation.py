@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from accelerate import init_empty_weights
+from families import TINY, tiny
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, Glm4Config, GPTNeoXConfig, HunYuanDenseV1Config, LlamaConfig
 
 import repo_interp as ri
-from families import TINY, tiny
 from repo_interp.models.reposition import attentions, blocks, with_layout
 from repo_interp.models.rotation import Prober
 
@@ -31,7 +31,9 @@ def test_a_head_that_turns_whole_in_halves_is_left_in_its_order():
 
 
 def test_entries_that_do_not_turn_are_pairs_of_frequency_zero():
-    config = GPTNeoXConfig(**{**TINY, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}})
+    config = GPTNeoXConfig(
+        **{**TINY, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}}
+    )
     rotation = measured(config)
     assert rotation.frequencies.tolist() == [1.0, 0.0, 0.0, 0.0]
     assert rotation.order is not None
@@ -40,7 +42,9 @@ def test_entries_that_do_not_turn_are_pairs_of_frequency_zero():
 
 
 def test_interleaved_pairs_are_put_into_halves():
-    config = Glm4Config(**TINY, head_dim=8, rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0})
+    config = Glm4Config(
+        **TINY, head_dim=8, rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}
+    )
     rotation = measured(config)
     assert rotation.order is not None
     assert rotation.order.tolist() == [0, 2, 4, 6, 1, 3, 5, 7]
@@ -114,7 +118,10 @@ def test_other_frequencies_are_refused_in_one_line(options, message):
 
 def test_measures_refuse_a_layer_whose_heads_rotate_differently():
     bridge = ri.bridge(ri.reposition(tiny("llama"), "rope"))
-    with ri.interventions.rescaled(bridge, 1, 2, linear=2.0), pytest.raises(ri.InputError, match="single heads of layer 1 are rescaled"):
+    with (
+        ri.interventions.rescaled(bridge, 1, 2, linear=2.0),
+        pytest.raises(ri.InputError, match="single heads of layer 1 are rescaled"),
+    ):
         ri.analyze(bridge, [tuple(TOKENS[0].tolist())], measures=("components",))
 
 

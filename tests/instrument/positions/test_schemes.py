@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 from families import VARIANTS, repositioned, tiny
 from torch.testing import assert_close
+from transformers import AutoModelForCausalLM
 
 import repo_interp as ri
 from repo_interp.models.capture import capture

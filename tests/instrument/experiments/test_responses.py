@@ -114,23 +114,3 @@ def test_the_map_is_the_mean_of_the_prompts_in_each_cell():
     assert list(mapped.depth.values) == [0, 10, 100] and list(mapped.length.values) == [64, 128]
     assert_array_equal(mapped.values, [[0.5, np.nan], [1.0, np.nan], [np.nan, 0.0]])
     assert score_map(prompts, np.zeros(4), ("colour",)) is None
-
-
-def test_prompts_beyond_a_learned_table_are_left_out_and_said(tmp_path):
-    """Found when a language model with learned absolute positions had trained for a quarter of an hour and could not be scored."""
-    import json
-
-    from repo_interp.cli import main
-    from repo_interp.experiments.task_scores import task_scores
-    from repo_interp.models.checkpoints import load_model
-    from repo_interp.tasks import make_task
-
-    options = ["--layers", "1", "--width", "16", "--heads", "2", "--steps", "2", "--batch", "2", "--score-prompts", "4"]
-    task = ["--set", "length=64", "--set", "first_length=64", "--set", "longest_test=128"]
-    assert main(["train", "niah", "--scheme", "learned", *options, *task, "--out", str(tmp_path / "learned")]) == 0
-    means = json.loads((tmp_path / "learned" / "scores.json").read_text())["test_sets"]
-    assert means["64"] is not None and means["128"] is None
-    result = task_scores(
-        load_model(tmp_path / "learned"), make_task("niah", length=64, first_length=64, longest_test=128), count=4
-    )
-    assert result["test_set"].values.tolist() == ["64"] and result.attrs["left_out"] == ["128"]

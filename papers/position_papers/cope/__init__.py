@@ -1,1 +1,0 @@
-"""CoPE (Golovneva et al. 2024): claims C1 to C6."""

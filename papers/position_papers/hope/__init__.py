@@ -1,1 +1,0 @@
-"""HoPE (Chen et al. 2025): claims H1 to H7."""

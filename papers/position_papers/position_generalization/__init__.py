@@ -1,1 +1,0 @@
-"""Position Generalization (2025): claims P1 to P7."""

@@ -1,1 +1,0 @@
-"""RePo (Li et al. 2026): claims R1 to R9."""
