@@ -5,8 +5,8 @@
 
 Rows are those that produced the generated tokens, one earlier (`rows="producing"`), where a model looks for its answer; or the generated
 tokens' own rows (`rows="generated"`), the paper's literal wording, where the last one predicts nothing. With long answers the two nearly
-agree. A head with a sink (gpt-oss) gives the rest to it: `sink_mass`. `chance` is what equal weights on all tokens that a row sees would give a span. Only these rows are computed: O(rows n d) per head,
-no n x n map.
+agree. A head with a sink (gpt-oss) gives the rest of its attention to it: `sink_mass`. `chance` is what equal weights on all tokens that
+a row sees would give a span. Only these rows are computed: O(rows n d) per head, no n x n map.
 
 Knows nothing about what the spans mean.
 """

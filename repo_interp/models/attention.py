@@ -239,8 +239,8 @@ class RepositionedAttention:
     def _require_running(self, projection: nn.Module, arguments: tuple) -> None:
         if self.now is None:
             raise InputError(
-                f"layer {self.layer_idx} assigns positions by {self.scheme!r}, and other code, such as a stock TransformerLens adapter, computes "
-                "its attention without them; make the bridge with repo_interp.load(path) or repo_interp.bridge(model)"
+                f"layer {self.layer_idx} assigns positions by {self.scheme!r}, and other code, such as a stock TransformerLens adapter, "
+                "computes its attention without them; make the bridge with repo_interp.load(path) or repo_interp.bridge(model)"
             )
 
     def _before(self, module: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
@@ -342,10 +342,11 @@ class RepositionedAttention:
         queries: Tensor,
         keys: Tensor,
         positions: Float[Tensor, "batch any token"] | None,
-        key_positions: Float[Tensor, "batch any key"] | None,
+        key_positions: Float[Tensor, "batch any key"] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Queries and keys turned by their positions; as they are where the scheme does not rotate."""
-        if positions is not None and key_positions is not None and self.frequencies is not None:
+        """Queries and keys turned by their positions (`key_positions` None: the same); as they are where the scheme does not rotate."""
+        if positions is not None and self.frequencies is not None:
+            key_positions = positions if key_positions is None else key_positions
             if self.frequencies.device != queries.device:
                 self.frequencies = self.frequencies.to(queries.device)
             tables = rotation_tables(positions, self.frequencies, self.attention_scaling, queries.dtype)

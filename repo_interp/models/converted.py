@@ -1,4 +1,4 @@
-"""Stock checkpoints whose weights transformers renames or merges when it loads them: experts one by one, say, of a model that holds them as one.
+"""Stock checkpoints whose weights transformers renames or merges on loading: experts stored one by one, for example.
 
 transformers reads them, strictly: safetensors only, no code of the checkpoint, and a weight that is missing, unexpected, of another shape
 or not finite is refused by name. Knows nothing about position schemes.

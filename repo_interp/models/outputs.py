@@ -141,10 +141,10 @@ def outputs_over_windows(
         else:
             at = here = None if tensors.positions is None else index[:, None].to(torch.float32)
             here = None if here is None else here[..., -1:]
-        turned = attention.rotate(asked, keys[:, :, :1], here, here)[0]
+        turned = attention.rotate(asked, keys[:, :, :1], here)[0]
         if at is not None and at.shape[1] > keys.shape[1]:
             keys = expand_heads(keys, at.shape[1])
-        logits = turned @ expand_heads(attention.rotate(keys, keys, at, at)[1], heads).mT * attention.scaling
+        logits = turned @ expand_heads(attention.rotate(keys, keys, at)[1], heads).mT * attention.scaling
         logits = soft_capped(logits, attention.attn_logit_softcapping)
         if attention.position_logits is not None:
             seen = torch.ones(1, 1, 1, window, dtype=torch.bool, device=asked.device)

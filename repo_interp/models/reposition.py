@@ -70,6 +70,11 @@ def with_layout(model: PreTrainedModel, layout: str | None, **options: str | flo
         schemes = tuple(scheme if layer in attending else NO_ATTENTION for layer, scheme in enumerate(schemes))
     for stock, rotation in rotations.items():
         parts = builder.build(schemes[stock.layer_idx], rotation, 2 * len(rotation.frequencies))
+        if layout is not None and parts.frequencies is not None and not bool(parts.frequencies.any()):
+            raise InputError(
+                f"a {model.config.model_type} does not rotate queries and keys, so the scheme {parts.name!r} has no frequencies to rotate by; "
+                "schemes without rotation are nope, alibi, kerple, fire and cope"
+            )
         if parts.assigner is not None:
             initialise(parts.assigner, builder.deviation)
             parts.assigner.train(stock.training)

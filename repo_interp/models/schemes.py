@@ -109,6 +109,8 @@ class SchemeBuilder:
         self.length = options.training_length or training_length(config)
         self.deviation: float = options.scheme_deviation or config.initializer_range
         """Of what a layer's parts learn, as it is drawn."""
+        self.heads: int = config.num_attention_heads
+        self.kv_heads: int = getattr(config, "num_key_value_heads", None) or self.heads
         self._maps: dict[str, PositionMap] = {}
 
     def stated(self) -> dict[str, Any]:

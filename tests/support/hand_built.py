@@ -15,6 +15,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import repo_interp as ri
+from repo_interp.models.attention import attached
 
 HEADS, CODE = 4, 32
 TOKEN, BEFORE, SAID = (slice(2 + part * CODE, 2 + (part + 1) * CODE) for part in range(3))
@@ -66,7 +67,7 @@ def hand_built(vocabulary: int, length: int) -> nn.Module:
 
 def _previous_token(attention: nn.Module) -> None:
     """Queries and keys that are the same for all tokens, the query turned back by one position: the logit is largest at distance 1."""
-    angles = attention.frequencies
+    angles = attached(attention).frequencies
     flat = torch.cat([torch.ones(CODE // 2), torch.zeros(CODE // 2)])
     back = torch.cat([torch.cos(angles), -torch.sin(angles)])
     _of_head(attention.q_proj, 0, slice(0, 1), SHARP * back[:, None])

@@ -377,7 +377,7 @@ def test_a_run_of_a_changed_model_says_so():
     ri.score(bridge, test_sets=["3"], count=2)
     assert said() == "" and said() == ""  # hooks that libraries leave to record outputs change nothing
     with ri.interventions.frozen(bridge, layer=1):
-        assert said() == "hooks at layers.1.self_attn.hook_positions, layers.1.self_attn"
+        assert said() == "hooks at layers.1.self_attn.hook_positions"
     with ri.interventions.interpolated(bridge, 2.0):
         assert said() == "other rotation in layer 0, layer 1, layer 2 and 1 more"
     with bridge.hooks(fwd_hooks=[("blocks.1.hook_resid_pre", lambda values, hook: values * 0)]):
@@ -501,7 +501,7 @@ def test_what_is_no_measure_no_experiment_and_no_batch_is_refused_in_a_line(tmp_
     with pytest.raises(ri.InputError, match="there is no directory"):
         ri.write_run(ri.analyze(bridge, prompts, ("positions",)), tmp_path / "no" / "run.nc")
     for scaling, line in (
-        ({"rope_type": "foo", "factor": 2.0}, "there is no rope_type 'foo'; wanted one of default, linear, llama3, yarn"),
+        ({"rope_type": "foo", "factor": 2.0}, "there is no rope_type 'foo'; wanted one of default, dynamic, linear"),
         ({"factor": 2.0}, "wanted a rope_type"),
         ("yarn", "rope_scaling is 'yarn'; wanted a table"),
     ):

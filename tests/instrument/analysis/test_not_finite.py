@@ -65,7 +65,7 @@ def spoil(model, layer: int, head: int, token: int, value: float, prompt_length:
             queries[0, token, head * attention.d_head] = value
         return queries
 
-    return attention.q_proj.register_forward_hook(hook)
+    return attention.module.q_proj.register_forward_hook(hook)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -120,8 +120,8 @@ def test_a_measure_that_gives_such_numbers_stops_alone(model, value, part):
 def test_numbers_too_large_for_logits_are_refused(model):
     with torch.no_grad():
         attention = list(attentions(model))[2]
-        attention.q_proj.weight *= 1e12
-        attention.k_proj.weight *= 1e12
+        attention.module.q_proj.weight *= 1e12
+        attention.module.k_proj.weight *= 1e12
     with pytest.raises(NotFinite, match="queries and keys of layer 2 are too large for logits to be numbers"):
         ri.analyze(model, PROMPTS, ("components",))
 

@@ -86,11 +86,14 @@ def test_offsetting_all_keys_alike_changes_what_rope_sees_only_by_that_distance(
     model = ri.reposition(tiny("llama_mha"), "rope")
     attention, seen = next(attentions(model)), {}
     with torch.no_grad(), moved_keys(model, {0: shifted_by(torch.full_like(TOKENS, 2))}):
-        handle = attention.sites.scores.register_forward_hook(lambda m, a, out: seen.update(scores=out))
+        sites = {name: getattr(attention.sites, name) for name in ("scores", "queries", "keys")}
+        handles = [
+            site.register_forward_hook(lambda m, a, out, name=name: seen.update({name: out})) for name, site in sites.items()
+        ]
         model(TOKENS)
-        handle.remove()
-        hidden = model.model.layers[0].input_layernorm(model.model.embed_tokens(TOKENS))
-        queries, keys, _ = attention.project(hidden)
+        for handle in handles:
+            handle.remove()
+        queries, keys = seen["queries"], seen["keys"]
     distance = torch.arange(20)[:, None] - torch.arange(20) - 2
     pairs = torch.complex(*queries.chunk(2, -1))[:, :, :, None] * torch.complex(*keys.chunk(2, -1)).conj()[:, :, None]
     turned = pairs * torch.polar(torch.ones(1), distance[..., None] * attention.frequencies)
@@ -104,7 +107,7 @@ def test_exchanged_keys_are_those_of_the_named_tokens_and_values_stay():
     attention, seen = next(attentions(model)), {}
     order = torch.arange(20).flip(0).expand(2, -1)
     attention.observers.append(lambda layer, queries, keys, *rest: seen.setdefault("keys", []).append(keys))
-    values = attention.v_proj.register_forward_hook(lambda m, a, out: seen.setdefault("values", []).append(out))
+    values = attention.sites.values.register_forward_hook(lambda m, a, out: seen.setdefault("values", []).append(out))
     logits_under(model, torch.no_grad())
     logits_under(model, exchanged_keys(model, {0: order}))
     values.remove()

@@ -34,7 +34,7 @@ def test_distances_are_powers_of_two_and_their_neighbours():
 
 @pytest.mark.parametrize(
     "family",
-    (
+    [
         "llama",
         "gpt_neox",
         "phi",
@@ -48,7 +48,7 @@ def test_distances_are_powers_of_two_and_their_neighbours():
         "qwen3_next",
         "olmo2",
         "mixtral",
-    ),
+    ],
 )
 def test_a_healthy_family_has_no_finding(family):
     model = small_model(family)

@@ -54,11 +54,11 @@ def config_a_list(d):
 
 
 def unknown_family(d):
-    config(d, model_type="gpt2")
+    config(d, model_type="gpt5")
 
 
-def mixture_of_experts(d):
-    config(d, model_type="qwen2_moe", sliding_window=0)
+def attention_of_its_own(d):
+    config(d, model_type="mpt", sliding_window=0)
 
 
 def misspelt_key(d):
@@ -111,8 +111,8 @@ def heads_that_do_not_divide(d):
     config(d, num_key_value_heads=3)
 
 
-def dynamic_rope(d):
-    config(d, rope_scaling={"rope_type": "dynamic", "factor": 2.0})
+def unknown_rope(d):
+    config(d, rope_scaling={"rope_type": "spiral", "factor": 2.0})
 
 
 def without_weights(d):
@@ -203,8 +203,8 @@ BROKEN = {
     without_config: "/config.json; wanted a checkpoint directory as save_pretrained writes it",
     config_not_json: "config.json: broken JSON (Expecting property name",
     config_a_list: "holds []; wanted an object",
-    unknown_family: "model_type 'gpt2' cannot be repositioned; these can: gemma",
-    mixture_of_experts: "model_type 'qwen2_moe' cannot be repositioned; these can: gemma",
+    unknown_family: "model_type 'gpt5' is no causal language model of transformers; nearest by name: gpt",
+    attention_of_its_own: "model_type 'mpt' cannot be opened: it computes attention itself",
     misspelt_key: "pe_config has 'dynamic_pe_startlayer', which the released format does not have",
     unknown_mode: "dynamic_pe_mode 'swigluex_singlehead'; known are none, nope, swigluex_multihead",
     spellings_disagree: "dynmaic_pe_start_layer 2 but dynamic_pe_start_layer 3",
@@ -217,7 +217,7 @@ BROKEN = {
     mode_exchanged: "12 unexpected (first: model.layers.2.self_attn.",
     wrong_head_count: "final_map.weight has shape [4, 8], the layout repo@2 wants [8, 8]",
     heads_that_do_not_divide: "4 heads cannot share 3 key-value heads",
-    dynamic_rope: "rope_type 'dynamic' changes its frequencies",
+    unknown_rope: "there is no rope_type 'spiral'",
     without_weights: "has no model.safetensors; weights are read from safetensors only",
     pickled_weights_only: "weights are read from safetensors only",
     truncated_weights: "cannot be read as safetensors",
@@ -242,7 +242,7 @@ BROKEN = {
     config_with(rope_theta=-5.0, rope_parameters=None): '"rope_theta": wanted a number above 0, got -5.0',
     config_with(rope_theta=float("nan"), rope_parameters=None): "config.json: NaN is no JSON",
     config_with(transformers_weights="../outside.safetensors"): "names other weights (transformers_weights)",
-    config_with(model_type=["olmo2"]): "model_type ['olmo2'] cannot be repositioned",
+    config_with(model_type=["olmo2"]): "is no causal language model of transformers",
     index_with(
         {"lm_head.weight": "../outside.safetensors"}
     ): "'../outside.safetensors' is no safetensors file that stands beside it",
