@@ -95,17 +95,25 @@ def _decoded(model: nn.Module, tokens: Tensor, valid: Tensor, last_layer: int | 
 def next_token_logits(model: nn.Module, hidden: Float[Tensor, "row width"]) -> Float[Tensor, "row token_id"]:
     """Logits of the next token, float32, from last hidden states that `decode` gave."""
     owner: Any = getattr(model, "original_model", model)  # of a bridge
-    decoder = decoder_of(model)
-
-    def given(*arguments: Any, **keywords: Any) -> _GivenStates:
-        return _GivenStates(hidden[None])
-
-    # The head's own forward does what a family does with logits: soft caps, scales, biases.
-    object.__setattr__(decoder, "forward", given)
+    # The head's own forward does what a family does with logits: soft caps, scales, biases. No hook on the decoder is called.
+    decoder = owner._modules[owner.base_model_prefix]
+    owner._modules[owner.base_model_prefix] = _GivenDecoder(hidden[None])
     try:
         return owner(inputs_embeds=hidden[None], use_cache=False).logits[0].float()
     finally:
-        object.__delattr__(decoder, "forward")
+        owner._modules[owner.base_model_prefix] = decoder
+
+
+class _GivenDecoder(nn.Module):
+    """Stands in for a decoder whose last hidden states are known."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        super().__init__()
+        self.hidden = hidden
+
+    def forward(self, *arguments: Any, **keywords: Any) -> _GivenStates:
+        """The known states."""
+        return _GivenStates(self.hidden)
 
 
 class _GivenStates(tuple):
