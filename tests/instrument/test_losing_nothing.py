@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from forked import Forked, forked
+from forked import Forked, forked, say
 from packages import install
 from trained_tiny import COMMAND as TINY
 
@@ -58,10 +58,7 @@ def test_a_second_training_into_one_directory_is_refused_and_changes_nothing(tmp
 
 
 def test_of_two_trainings_at_once_one_wins_and_its_weights_are_of_its_seed(tmp_path):
-    both = [
-        Forked(lambda seed=seed: train(Path("run"), "--steps", "60", "--seed", seed), tmp_path)
-        for seed in ("1", "2")
-    ]
+    both = [Forked(lambda seed=seed: train(Path("run"), "--steps", "60", "--seed", seed), tmp_path) for seed in ("1", "2")]
     ended = [each.wait() for each in both]
     assert sorted(each.returncode for each in ended) == [0, 2], ended
     won = [each.returncode for each in ended].index(0)
@@ -246,7 +243,7 @@ def test_a_save_on_a_full_disk_is_one_line_and_leaves_the_old_checkpoint(room, t
         try:
             ri.save(model, place, tokenizer)
         except OSError as error:
-            print(error)
+            say(error)
 
     done = forked(save)
     assert done.returncode == 0 and "File too large" in done.stdout and done.stdout.count("\n") == 1, done.stderr

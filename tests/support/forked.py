@@ -55,6 +55,12 @@ def forked(work: Callable[[], int | None], folder: Path | None = None, stdout: I
     return Forked(work, folder, stdout).wait()
 
 
+def say(text: object) -> None:
+    """Print a line, from within a process."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
 def _become(work: Callable[[], int | None], folder: Path | None, stdout: int, stderr: int) -> None:
     import torch
 
