@@ -7,6 +7,8 @@ import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from repo_interp import processes
+from repo_interp.cli.checkpoint import DEFAULT, find, stem
 from repo_interp.cli.options import (
     add_batch_size,
     add_device,
@@ -20,6 +22,9 @@ from repo_interp.cli.options import (
     seed,
     tokens,
 )
+from repo_interp.errors import InputError, Unfinished
+from repo_interp.failures import is_out_of_memory
+from repo_interp.values import with_field
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -114,9 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Analyse, write and print; return the exit code."""
-    from repo_interp import processes
     from repo_interp.analysis.publication import claimed
-    from repo_interp.cli.checkpoint import DEFAULT, stem
     from repo_interp.cli.console import Console, plain
     from repo_interp.cli.progress import steps
     from repo_interp.cli.results import Command, drawn, print_results
@@ -148,7 +151,6 @@ def run(arguments: argparse.Namespace) -> int:
 def _request(arguments: argparse.Namespace, name: str, step: Step) -> Request:
     """What `arguments` ask of the checkpoint `name`. Raises InputError for what does not fit, unknown names before anything is read."""
     from repo_interp.analysis.request import Execution, Request, default_measures, measures_named
-    from repo_interp.cli.checkpoint import find
     from repo_interp.experiments.catalogue import experiment_named
     from repo_interp.measures.catalogue import measure_named
     from repo_interp.models.load import load
@@ -181,7 +183,6 @@ def _request(arguments: argparse.Namespace, name: str, step: Step) -> Request:
 
 def _announce(console: Console, name: str, request: Request) -> None:
     """Print what is measured, and the notes on it. Raises InputError where there is not enough memory."""
-    from repo_interp import processes
     from repo_interp.analysis.notes import notes_on
     from repo_interp.analysis.room import require_memory_for_run
     from repo_interp.cli.console import bold
@@ -205,8 +206,6 @@ def _measured(request: Request, results: Results, step: Step, asked: str) -> xr.
     from repo_interp.analysis.notes import RoundedPositions
     from repo_interp.analysis.request import Execution
     from repo_interp.cli.results import ASKED, KEEP_EVERY
-    from repo_interp.errors import InputError, Unfinished
-    from repo_interp.failures import is_out_of_memory
 
     def write(run: xr.DataTree) -> None:
         run.attrs[ASKED] = asked
@@ -236,9 +235,6 @@ def _measured(request: Request, results: Results, step: Step, asked: str) -> xr.
 def _with_parameters(measures, experiments, parameters):
     from dataclasses import fields, is_dataclass
 
-    from repo_interp.errors import InputError
-    from repo_interp.values import with_field
-
     configured: dict[str, Any] = {part.name: part for part in (*measures, *experiments)}
     for key, text in parameters:
         name, dot, option = key.rpartition(".")
@@ -258,8 +254,6 @@ def _with_parameters(measures, experiments, parameters):
 
 def _require_none_made(arguments: argparse.Namespace) -> None:
     """Raise InputError for options of prompts that are made, beside a file of prompts."""
-    from repo_interp.errors import InputError
-
     for option in ("task", "variant", "length", "count", "seed"):
         if getattr(arguments, option) is not None:
             raise InputError(
@@ -272,7 +266,6 @@ def _make_prompts(arguments: argparse.Namespace, bridge, path: str):
     from repo_interp import tasks
     from repo_interp.analysis.room import batch_limit, require_memory_for_pass, require_room_for_prompts
     from repo_interp.analysis.trained_task import trained_task
-    from repo_interp.errors import InputError
     from repo_interp.models.provenance import loaded_from
 
     count = 20 if arguments.count is None else arguments.count

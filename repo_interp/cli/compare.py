@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from repo_interp.cli.options import add_formats
+from repo_interp.errors import InputError
 
 SUMMARY = (
     "Compare runs of several checkpoints, or of steps of one training: tables, figures and a page of every measure they share."
@@ -55,8 +56,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _named(text: str) -> tuple[str | None, str]:
     """The name and the path in NAME=RUN or RUN; a path with an equals sign is a path where it exists."""
-    from repo_interp.errors import InputError
-
     name, equals, path = text.partition("=")
     if not equals or Path(text).exists():
         return None, text

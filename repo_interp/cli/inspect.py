@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from itertools import groupby
 
+from repo_interp.cli.checkpoint import find
+
 SUMMARY = "Describe a checkpoint: layers, position schemes, heads, widths of f_phi, parameters, training length."
 
 
@@ -17,7 +19,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the table, from config.json and the headers of the weights: what does not fit the layout is refused here too."""
     from rich.table import Table
 
-    from repo_interp.cli.checkpoint import find
     from repo_interp.cli.console import Console, bold, plain
     from repo_interp.cli.tables import span_of
     from repo_interp.models.architectures import training_length

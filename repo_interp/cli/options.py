@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from repo_interp.values import Count, Seed, Tokens
+from repo_interp.errors import InputError
+from repo_interp.values import Count, Seed, Tokens, field_value, in_words, shortened, value_of
 
 _FORMATS = ("png", "svg", "pdf")
 """Those of `plots.style`, which would load matplotlib."""
@@ -44,9 +45,6 @@ def name_list(text: str) -> tuple[str, ...]:
 
 def _reader(kind: Any) -> Callable[[str], Any]:
     def read(text: str) -> Any:
-        from repo_interp.errors import InputError
-        from repo_interp.values import in_words, shortened, value_of
-
         try:
             return value_of(text, kind, "")
         except InputError:
@@ -95,8 +93,6 @@ def add_settings(parser: argparse.ArgumentParser, dest: str, meaning: str) -> No
 
 def of_owner(texts: Iterable[tuple[str, str]], owner: str) -> list[tuple[str, str]]:
     """Settings without the name of their only `owner`. Raises InputError for those of another."""
-    from repo_interp.errors import InputError
-
     settings = []
     for name, text in texts:
         named, dot, option = name.rpartition(".")
@@ -108,8 +104,6 @@ def of_owner(texts: Iterable[tuple[str, str]], owner: str) -> list[tuple[str, st
 
 def typed(texts: Iterable[tuple[str, str]] | None, owner: Any, called: str) -> dict[str, Any]:
     """The values of named texts, read as the types of the fields of the dataclass `owner`, which the user calls `called`."""
-    from repo_interp.values import field_value
-
     return {name: field_value(owner, name, text, called) for name, text in texts or ()}
 
 
@@ -185,8 +179,6 @@ def _sizes(text: str) -> dict[str, str]:
 
 def placed(arguments: argparse.Namespace) -> dict[str, Any]:
     """What `add_device` declared, as arguments of `load`. Raises InputError for memory without a device map."""
-    from repo_interp.errors import InputError
-
     if arguments.max_memory is not None and arguments.device_map is None:
         raise InputError("--max-memory is for a model that is spread over devices; give --device-map auto")
     return {

@@ -16,6 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from repo_interp import processes
+from repo_interp.cli.checkpoint import find
+from repo_interp.errors import InputError, Taken
+
 if TYPE_CHECKING:
     import xarray as xr
 
@@ -62,8 +66,6 @@ class Command:
     @classmethod
     def of(cls, arguments: argparse.Namespace, checkpoint: str, makes: Literal["analysis", "scores"]) -> Command:
         """That of `arguments`. Raises InputError for a `--resume` without `--out`, or beside `--overwrite`."""
-        from repo_interp.errors import InputError
-
         if arguments.resume and arguments.overwrite:
             raise InputError("--resume goes on and --overwrite begins anew; give one of them")
         if arguments.resume and arguments.out is None:
@@ -82,7 +84,6 @@ class Command:
 
         Raises InputError where what is measured there is not what is asked.
         """
-        from repo_interp import processes
         from repo_interp.analysis.publication import claimed, stage
         from repo_interp.cli.console import plain
         from repo_interp.plots.pages.report import write_report
@@ -107,8 +108,6 @@ class Command:
 
     def _require_same(self, run: xr.DataTree) -> None:
         """Raise InputError where `run`, which --out holds, was made by another command, of another checkpoint, or with other options."""
-        from repo_interp.cli.checkpoint import find
-        from repo_interp.errors import InputError
         from repo_interp.models.checkpoints import identify
         from repo_interp.models.provenance import checkpoint_digest
 
@@ -138,7 +137,6 @@ class Command:
 
         Raises Taken, and what is kept stays then.
         """
-        from repo_interp.errors import Taken
         from repo_interp.store import OtherQuestion
 
         def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Interval
 
-from repo_interp.cli.checkpoint import stem
+from repo_interp import processes
+from repo_interp.cli.checkpoint import find, stem
 from repo_interp.cli.options import (
     add_batch_size,
     add_device,
@@ -23,6 +24,8 @@ from repo_interp.cli.options import (
     seed,
     typed,
 )
+from repo_interp.errors import InputError
+from repo_interp.values import value_of
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -73,10 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Score, write and print; return the exit code."""
-    from repo_interp import processes
     from repo_interp.analysis.notes import notes_on
     from repo_interp.analysis.publication import claimed
-    from repo_interp.cli.checkpoint import find
     from repo_interp.cli.console import Console
     from repo_interp.cli.progress import steps
     from repo_interp.cli.results import ASKED, Command, drawn, print_results
@@ -121,7 +122,6 @@ def _scoring(arguments: argparse.Namespace, bridge) -> Callable[[Path, Callable[
     """
     from repo_interp.analysis.score import score, score_needles, task_of
     from repo_interp.cli.results import KEEP_EVERY
-    from repo_interp.values import value_of
 
     amount = {
         "count": arguments.count,
@@ -146,8 +146,6 @@ def _scoring(arguments: argparse.Namespace, bridge) -> Callable[[Path, Callable[
 
 def _require_fitting_options(arguments: argparse.Namespace) -> None:
     """Raises InputError where an option needs another, or is for something else than is scored."""
-    from repo_interp.errors import InputError
-
     if arguments.task == RULER:
         for name, value in (("--task-size", arguments.task_size), ("--answers", arguments.answers)):
             if value is not None:
@@ -161,12 +159,8 @@ def _require_fitting_options(arguments: argparse.Namespace) -> None:
 
 
 def _scaling(text: str | None, trained: int) -> dict[str, str | float | int] | None:
-    from repo_interp.errors import InputError
-
     if text is None:
         return None
-    from repo_interp.values import value_of
-
     kind, colon, factor = text.partition(":")
     if kind not in ("yarn", "linear") or not colon:
         raise InputError(f"scaling {text!r} is unknown; wanted yarn:FACTOR or linear:FACTOR")

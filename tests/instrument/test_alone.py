@@ -24,29 +24,27 @@ def alone(tmp_path_factory) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(folder)}
 
 
-def run(environment: dict[str, str], *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """A process without `site`, so that only PYTHONPATH counts."""
-    return subprocess.run([sys.executable, "-S", *words], capture_output=True, text=True, cwd=cwd, env=environment)
+PROGRAM = """
+import contextlib, io, sys
+from importlib import import_module
+from repo_interp.cli import main
+for command in ("figures", "train", "zoo"):
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        assert main([command]) == 2
+    assert said.getvalue().count("\\n") == 1 and "position-papers; install it: pip install ./papers" in said.getvalue()
+for name in sys.argv[1:]:
+    import_module(name)
+assert "position_papers" not in sys.modules
+sys.exit(main("analyze reversal/repo --length 4 --count 2 --measures positions --out out".split()))
+"""
 
 
-def test_every_module_is_imported_without_the_laboratory(alone, tmp_path):
+def test_every_module_and_command_works_without_the_laboratory_whose_commands_name_it(alone, tmp_path):
+    """In a process without `site`, so that only PYTHONPATH counts."""
     names = sorted(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in PACKAGE.rglob("*.py"))
     modules = [name.removesuffix(".__init__") for name in names if not name.endswith("__main__")]
-    program = "".join(f"import {name}\n" for name in modules) + "import sys\nassert 'position_papers' not in sys.modules\n"
-    (tmp_path / "program.py").write_text(program)
-    done = run(alone, "program.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("command", ["figures", "train", "zoo"])
-def test_a_command_of_the_laboratory_names_the_package_to_install(command, alone, tmp_path):
-    done = run(alone, "-m", "repo_interp", command, cwd=tmp_path)
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
-    assert "position-papers; install it: pip install ./papers" in done.stderr
-
-
-def test_an_analysis_needs_the_instrument_alone(alone, tmp_path):
-    words = ("analyze", "reversal/repo", "--length", "4", "--count", "2", "--measures", "positions", "--out", "out")
-    done = run(alone, "-m", "repo_interp", *words, cwd=tmp_path)
+    words = [sys.executable, "-S", "-c", PROGRAM, *modules]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=alone)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "run.nc").is_file()

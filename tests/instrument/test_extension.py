@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import io
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -36,7 +36,7 @@ TINY = "--layers 2 --width 16 --heads 2 --steps 4 --batch 4 --warm-up 2 --log-ev
 
 @pytest.fixture(scope="module")
 def worked(tmp_path_factory) -> Path:
-    """The folder in which a fresh interpreter, with the package of the page on its path, has run the commands of the page - made small."""
+    """The folder in which the commands of the page have run - made small - with its package on the import path."""
     folder = tmp_path_factory.mktemp("extension")
     files = dict(FILE.findall(PAGE.read_text(encoding="utf-8")))
     assert set(files) == {
@@ -52,15 +52,14 @@ def worked(tmp_path_factory) -> Path:
         "analyze reversal/repo --experiments stretch --length 8 --count 2 --set stretch.factors=0.5,1,2 --out stretched",
         "inspect trained",
     ]
-    program = "import sys; from repo_interp.cli import main; sys.exit(max(main(command.split()) for command in sys.argv[1:]))"
-    path = os.pathsep.join(filter(None, [str(folder / "site"), os.environ.get("PYTHONPATH")]))
-    environment = os.environ | {"PYTHONPATH": path, "COLUMNS": "160", "MPLBACKEND": "agg"}
-    done = subprocess.run(
-        [sys.executable, "-W", "error::DeprecationWarning:position_extras", "-c", program, *commands],
-        cwd=folder, env=environment, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    (folder / "said").write_text(done.stdout)
+    with pytest.MonkeyPatch.context() as changed, contextlib.redirect_stdout(io.StringIO()) as said:
+        changed.syspath_prepend(folder / "site")
+        changed.chdir(folder)
+        changed.setenv("COLUMNS", "160")
+        assert [main(command.split()) for command in commands] == [0] * len(commands)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "position_extras"]:
+        del sys.modules[name]
+    (folder / "said").write_text(said.getvalue())
     return folder
 
 
@@ -358,27 +357,8 @@ def test_a_task_of_ours_is_its_file_a_line_and_a_recipe(tmp_path, monkeypatch):
     monkeypatch.setitem(OWN[TASKS], "sorting", "sorting_of_ours:SIZES")
     monkeypatch.setitem(plan.FRESH, "sorting", {"steps": 3, "batch": 2})
     assert task_names()[len(OWN[TASKS]) - 1] == "sorting"
-    assert (
-        main(
-            [
-                "train",
-                "sorting",
-                "--layers",
-                "1",
-                "--width",
-                "8",
-                "--heads",
-                "2",
-                "--score-prompts",
-                "2",
-                "--set",
-                "longest=3",
-                "--out",
-                "run",
-            ]
-        )
-        == 0
-    )
+    tiny_training = "train sorting --layers 1 --width 8 --heads 2 --score-prompts 2 --set longest=3 --out run"
+    assert main(tiny_training.split()) == 0
     configuration = trained_configuration("run")
     assert (configuration.task, configuration.steps, configuration.batch) == ("sorting", 3, 2)
     assert main(["score", "run", "--count", "2", "--out", "scored"]) == 0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
-import subprocess
-import sys
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ import pytest
 import torch
 import xarray as xr
 from families import tiny
+from forked import Forked, forked, say
 
 import repo_interp as ri
 from repo_interp.errors import InputError
@@ -45,35 +46,23 @@ def test_a_directory_replaces_a_file(tmp_path):
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ValueError("wrong"), KeyboardInterrupt()])
-def test_an_error_leaves_the_old_file_and_nothing_else(error, tmp_path):
-    write_text(tmp_path / "notes.txt", "old")
+@pytest.mark.parametrize("name", ["notes.txt", "made/notes.txt"])
+def test_an_error_leaves_the_old_file_or_directory_and_nothing_else(name, error, tmp_path):
+    """Of the second name the directory is replaced."""
+    place, inside = tmp_path / Path(name).parts[0], Path(*Path(name).parts[1:])
 
-    def fail():
-        with replaced(tmp_path / "notes.txt") as unfinished:
-            unfinished.write_text("half of the n")
-            raise error
+    def write(text: str, failure: BaseException | None = None) -> None:
+        with replaced(place) as unfinished:
+            (unfinished / inside).parent.mkdir(exist_ok=True)
+            (unfinished / inside).write_text(text)
+            if failure is not None:
+                raise failure
 
+    write("old")
     with pytest.raises(type(error)):
-        fail()
-    assert (tmp_path / "notes.txt").read_text() == "old"
-    assert os.listdir(tmp_path) == ["notes.txt"]
-
-
-def test_an_error_leaves_the_old_directory_and_nothing_else(tmp_path):
-    with replaced(tmp_path / "made") as unfinished:
-        unfinished.mkdir()
-        (unfinished / "old").write_text("old")
-
-    def fail():
-        with replaced(tmp_path / "made") as unfinished:
-            unfinished.mkdir()
-            (unfinished / "new").write_text("new")
-            raise OSError("full")
-
-    with pytest.raises(OSError, match="full"):
-        fail()
-    assert [path.name for path in (tmp_path / "made").iterdir()] == ["old"]
-    assert os.listdir(tmp_path) == ["made"]
+        write("half of the n", error)
+    assert (tmp_path / name).read_text() == "old"
+    assert os.listdir(tmp_path) == [place.name]
 
 
 def test_where_nothing_was_written_nothing_changes(tmp_path):
@@ -120,29 +109,21 @@ def test_removing_follows_no_link(tmp_path):
     assert os.listdir(tmp_path / "precious") == ["thesis.tex"]
 
 
-FULL = """
-import gc, resource, sys
-import numpy as np, xarray as xr
-import repo_interp as ri
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # the system refuses to write more, as it does when a disk is full
-described = {"long_name": "noise", "units": "1"}
-values = np.random.default_rng(0).random((300, 300))
-run = xr.DataTree.from_dict({"/": xr.Dataset(), "/noise": xr.Dataset({"noise": (("row", "column"), values, described)})})
-try:
-    ri.write_run(run, sys.argv[1])
-except OSError as error:
-    del run, error
-    gc.collect()
-    print("refused")
-"""
-
-
 def test_a_full_disk_leaves_the_old_run_and_a_living_interpreter(tmp_path):
-    described = {"long_name": "small", "units": "1"}
-    ri.write_run(make_run({"small": xr.Dataset({"small": ("x", [1.0], described)})}, {}), tmp_path / "run.nc")
+    def run(values):
+        return make_run({"noise": xr.Dataset({"noise": ("x", values, {"long_name": "noise", "units": "1"})})}, {})
+
+    def write() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # the system refuses to write more, as on a full disk
+        try:
+            ri.write_run(run(np.random.default_rng(0).random(90_000)), tmp_path / "run.nc")
+        except OSError:
+            gc.collect()
+            say("refused")
+
+    ri.write_run(run([1.0]), tmp_path / "run.nc")
     before = (tmp_path / "run.nc").read_bytes()
-    done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path / "run.nc")], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "refused\n", "")
+    assert forked(write) == (0, "refused\n", "")
     assert os.listdir(tmp_path) == ["run.nc"]
     assert (tmp_path / "run.nc").read_bytes() == before
 
@@ -183,7 +164,7 @@ def test_a_file_never_replaces_a_directory(tmp_path):
 
 
 def test_what_a_killed_process_left_unfinished_goes_with_the_next_one(tmp_path):
-    child = subprocess.Popen([sys.executable, "-c", ""])
+    child = Forked(lambda: 0)
     child.wait()
     mine, dead, alive = (tmp_path / f".value.txt.{number}.unfinished" for number in (os.getpid(), child.pid, os.getppid()))
     for left in (dead, alive):

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
-import subprocess
 import sys
-import textwrap
 import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from forked import Forked, forked, say
 from packages import install
 from trained_tiny import COMMAND as TINY
 
@@ -30,11 +30,9 @@ def tree(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
 
 
-def program(text: str, *words: object, **options) -> subprocess.CompletedProcess[str]:
-    """A program in a process of its own, with what it says."""
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(text), *map(str, words)], capture_output=True, text=True, **options
-    )
+def full(room: int) -> None:
+    """Let the system refuse to write more than `room` bytes to any file, as it does when a disk is full."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
 
 
 def train(out: Path, *more: str) -> int:
@@ -60,15 +58,12 @@ def test_a_second_training_into_one_directory_is_refused_and_changes_nothing(tmp
 
 
 def test_of_two_trainings_at_once_one_wins_and_its_weights_are_of_its_seed(tmp_path):
-    words = [sys.executable, "-m", "repo_interp", "train", *TINY, "--steps", "60", "--out"]
-    both = [
-        subprocess.Popen([*words, "run", "--seed", seed], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for seed in ("1", "2")
-    ]
-    said = [each.communicate(timeout=600)[1] for each in both]
-    assert sorted(each.returncode for each in both) == [0, 2]
-    won = [each.returncode for each in both].index(0)
-    assert any(text in said[1 - won] for text in ("another process writes to run", "has an interrupted", "has a finished"))
+    both = [Forked(lambda seed=seed: train(Path("run"), "--steps", "60", "--seed", seed), tmp_path) for seed in ("1", "2")]
+    ended = [each.wait() for each in both]
+    assert sorted(each.returncode for each in ended) == [0, 2], ended
+    won = [each.returncode for each in ended].index(0)
+    said = ended[1 - won].stderr
+    assert any(text in said for text in ("another process writes to run", "has an interrupted", "has a finished"))
     assert f"seed = {won + 1}\n" in (tmp_path / "run" / "training.toml").read_text()
     assert train(tmp_path / "alone", "--steps", "60", "--seed", str(won + 1)) == 0
     name = "model.safetensors"
@@ -204,72 +199,53 @@ def test_a_checkpoint_is_replaced_as_a_whole_and_other_files_stay(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["fresh", "model"]
 
 
-EVERY = """
-    import os, shutil, signal, sys
-    import torch
-    import repo_interp as ri
+def save_until(limit: int, place: Path) -> None:
+    """Save a checkpoint over that in `place`, and die at its operation number `limit` on files."""
     torch.manual_seed(0)
-    model = ri.reposition(ri.load_model("reversal/rope"), "repo")
-    old, place = sys.argv[1:]
+    model, count = ri.reposition(ri.load_model("reversal/rope"), "repo"), 0
 
-    def save(limit):
-        count = 0
-        def watch(event, arguments):
-            nonlocal count
-            if "model" in str(arguments[:1]) or "renameat2" in arguments:
-                count += 1
-                if count == limit:
-                    os.kill(os.getpid(), signal.SIGKILL)
-        sys.addaudithook(watch)
-        ri.save(model, place)
+    def watch(event, arguments):
+        nonlocal count
+        if "model" in str(arguments[:1]) or "renameat2" in arguments:
+            count += 1
+            if count == limit:
+                os.kill(os.getpid(), signal.SIGKILL)
 
-    limit, ended = 0, False
-    while not ended:
-        limit += 1
-        shutil.rmtree(place, ignore_errors=True)
-        shutil.copytree(old, place)
-        child = os.fork()
-        if child == 0:
-            save(limit)
-            os._exit(0)
-        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        shutil.copytree(place, f"{place}-after-{limit}")
-    print(limit)
-"""
+    sys.addaudithook(watch)
+    ri.save(model, place)
 
 
 def test_a_save_that_is_killed_anywhere_leaves_the_old_checkpoint_or_the_new_one(tmp_path):
     old, new, place = tmp_path / "old", tmp_path / "new", tmp_path / "model"
     saved(old, "nope", tokenizer=True)
     saved(new, "repo")
-    done = program(EVERY, old, place)
-    assert done.returncode == 0, done.stderr
-    moments = int(done.stdout)
-    states = [tree(tmp_path / f"model-after-{limit}") for limit in range(1, moments + 1)]
-    assert moments > 5 and all(state in (tree(old), tree(new)) for state in states)
+    states, ended = [], False
+    while not ended:
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(old, place)
+        ended = forked(lambda: save_until(len(states) + 1, place)).returncode == 0
+        states.append(tree(place))
+    assert len(states) > 5 and all(state in (tree(old), tree(new)) for state in states)
     assert states[0] == tree(old) and states[-1] == tree(new)
-
-
-FULL = """
-    import resource, sys
-    import repo_interp as ri
-    model, room = ri.reposition(ri.load_model("reversal/rope"), "repo"), int(sys.argv[2])
-    from repo_interp.models.checkpoints import identify, load_tokenizer
-    tokenizer = load_tokenizer(identify("reversal/rope"))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
-    try:
-        ri.save(model, sys.argv[1], tokenizer)
-    except OSError as error:
-        print(error)
-"""
 
 
 @pytest.mark.parametrize("room", [0, 600, 100_000])
 def test_a_save_on_a_full_disk_is_one_line_and_leaves_the_old_checkpoint(room, tmp_path):
+    from repo_interp.models.checkpoints import identify, load_tokenizer
+
     place = tmp_path / "model"
     saved(place, "nope", tokenizer=True)
     before = tree(place)
-    done = program(FULL, place, room)
+
+    def save() -> None:
+        model, tokenizer = ri.reposition(ri.load_model("reversal/rope"), "repo"), load_tokenizer(identify("reversal/rope"))
+        full(room)
+        try:
+            ri.save(model, place, tokenizer)
+        except OSError as error:
+            say(error)
+
+    done = forked(save)
     assert done.returncode == 0 and "File too large" in done.stdout and done.stdout.count("\n") == 1, done.stderr
     assert tree(place) == before and os.listdir(tmp_path) == ["model"]
 
@@ -290,29 +266,24 @@ def test_a_directory_that_cannot_be_replaced_is_refused(tmp_path, monkeypatch):
 
 def test_figures_on_a_full_disk_are_one_line(tmp_path):
     """HDF5 ends the interpreter after a write that fails."""
-    text = """
-        import resource, signal, sys
-        from repo_interp.cli import main
-        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
-        sys.exit(main(["figures", "hope", "--no-zoo", "--fast", "--experiment", "copying", "--checkpoint",
-                       "copying/rope_scattered=copying/rope_scattered", "--out", "out"]))
-    """
-    done = program(text, cwd=tmp_path)
+    checkpoint = ["--checkpoint", "copying/rope_scattered=copying/rope_scattered", "--out", "out"]
+
+    def draw() -> int:
+        full(3000)
+        return main(["figures", "hope", "--no-zoo", "--fast", "--experiment", "copying", *checkpoint])
+
+    done = forked(draw, tmp_path)
     assert done.returncode == 2 and "File too large" in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert not list(tmp_path.rglob("*.nc"))
 
 
 def test_a_full_standard_output_costs_what_is_printed_and_nothing_else(tmp_path):
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "repo_interp", *SHORT, "--out", "o"],
-            cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+    with open("/dev/full", "w") as nowhere:
+        done = forked(lambda: main([*SHORT, "--out", "o"]), tmp_path, nowhere)
     line = "repo-interp analyze: standard output cannot be written (No space left on device); the results are there"
     assert (done.returncode, [said for said in done.stderr.splitlines() if "so far" not in said]) == (1, [line])
-    assert main([*SHORT, "--out", str(tmp_path / "other")]) == 0
-    ours, other = tree(tmp_path / "o"), tree(tmp_path / "other")
-    assert ours == other
+    assert forked(lambda: main([*SHORT, "--out", "other"]), tmp_path).returncode == 0
+    assert tree(tmp_path / "o") == tree(tmp_path / "other")
 
 
 # Finished work of an analysis
@@ -394,19 +365,19 @@ def test_damaged_batches_and_points_are_measured_again_and_said(tmp_path, recwar
         )
 
     expected = ri.analyze(bridge, prompts, ["positions"], experiments=["saliency"], task=task)
-    damages = {
-        "cut": lambda whole: whole[: len(whole) // 2],
-        "empty": lambda whole: b"",
-        "another number": lambda whole: whole[:40] + bytes([whole[40] ^ 1]) + whole[41:],
-        "list": lambda whole: b"[]",
-    }
-    for damage in damages.values():
+    damages = (
+        lambda whole: whole[: len(whole) // 2],
+        lambda whole: b"",
+        lambda whole: whole[:40] + bytes([whole[40] ^ 1]) + whole[41:],
+        lambda whole: b"[]",
+    )
+    for first in (0, 2):
         with pytest.raises(KeyboardInterrupt):
             measured(interrupt=True)
         kept = [path for path in (tmp_path / "store").rglob("*") if path.suffix in (".nc", ".json")]
         assert {path.suffix for path in kept} == {".nc", ".json"}
-        for path in kept:
-            path.write_bytes(damage(path.read_bytes()))
+        for number, path in enumerate(kept):
+            path.write_bytes(damages[first + number % 2](path.read_bytes()))
         recwarn.clear()
         with pytest.warns(UserWarning, match=r"again"):
             assert measured().identical(expected)
@@ -418,8 +389,8 @@ def test_a_page_is_the_same_bytes_from_memory_and_from_the_file(tmp_path):
 
     task = ri.tasks.make_task("reversal")
     run = ri.analyze(
-        ri.load("reversal/repo"), task.prompts(2, seed=0), ["positions", "patterns"],
-        experiments=["saliency", "perturbation"], task=task,
+        ri.load("reversal/repo"), task.prompts(2, seed=0, test_set="3"), ["positions", "patterns"],
+        experiments=["perturbation"], task=task,
     )  # fmt: skip
     ri.write_run(run, tmp_path / "run.nc")
     read = ri.read_run(tmp_path / "run.nc")

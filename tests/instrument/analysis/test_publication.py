@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-import subprocess
+import resource
+import signal
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 import xarray as xr
+from forked import Forked, forked, say
 from packages import install
 from run_fixture import small_run
 
@@ -17,15 +19,6 @@ import repo_interp as ri
 from repo_interp.analysis.publication import COMPARISON, claimed
 from repo_interp.cli import main
 from repo_interp.run import make_run
-
-HOLD = """
-import sys, time
-from pathlib import Path
-from repo_interp.analysis.publication import claimed
-with claimed(sys.argv[1] or None, "niah-repo") as results:
-    print(results.directory, flush=True)
-    sys.stdin.readline()
-"""
 
 
 def tiny_run(value: float = 1.0) -> xr.DataTree:
@@ -40,10 +33,19 @@ def draw(run, page, figures):
     return []
 
 
-def start(out: str = "") -> subprocess.Popen[str]:
+def start(out: Path | None, folder: Path) -> Forked:
     """A process that claims a directory, says which, and keeps it until it is told to end."""
-    pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, "-c", HOLD, out], text=True, stdin=pipe, stdout=pipe, stderr=pipe)
+
+    def hold() -> None:
+        with claimed(out, "niah-repo") as results:
+            say(results.directory)
+            signal.sigwait([signal.SIGTERM])
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        return Forked(hold, folder)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
 
 def tree(directory: Path) -> dict[str, bytes]:
@@ -51,25 +53,22 @@ def tree(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
 
 
-def test_processes_without_out_choose_different_directories(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    processes = [start() for _ in range(3)]
-    chosen = [process.stdout.readline().strip() for process in processes if process.stdout is not None]
-    assert sorted(chosen) == ["runs/niah-repo", *(f"runs/niah-repo-{number}" for number in range(2, 4))]
+def test_processes_without_out_choose_different_directories(tmp_path):
+    processes = [start(None, tmp_path) for _ in range(3)]
+    assert sorted(process.line() for process in processes) == ["runs/niah-repo", "runs/niah-repo-2", "runs/niah-repo-3"]
     for process in processes:
-        process.communicate("\n", timeout=600)
-        assert process.returncode == 0
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait().returncode == 0
     assert not list(tmp_path.glob("runs/*"))  # nothing was published, so nothing is left
 
 
 def test_a_second_writer_of_one_directory_is_refused_and_a_killed_one_holds_nothing(tmp_path):
-    first = start(str(tmp_path / "out"))
-    assert first.stdout is not None
-    first.stdout.readline()
+    first = start(tmp_path / "out", tmp_path)
+    first.line()
     with pytest.raises(ri.InputError, match=r"another process writes to .*out; wait for it, or give another --out"):
         claimed(tmp_path / "out", "").__enter__()
     first.kill()
-    first.communicate()
+    first.wait()
     with claimed(tmp_path / "out", "") as results:
         results.publish(tiny_run(), draw)
     assert sorted(tree(tmp_path / "out")) == ["figures/value.png", "report.html", "run.nc"]
@@ -77,25 +76,9 @@ def test_a_second_writer_of_one_directory_is_refused_and_a_killed_one_holds_noth
 
 def test_two_analyses_at_once_leave_two_whole_results(tmp_path):
     """Without --out, started together on the same checkpoint: the very case in which both were lost."""
-    command = [
-        sys.executable,
-        "-m",
-        "repo_interp",
-        "analyze",
-        "reversal/repo",
-        "--length",
-        "8",
-        "--count",
-        "1",
-        "--measures",
-        "positions",
-    ]
-    processes = [
-        subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)
-    ]
-    for process in processes:
-        errors = process.communicate(timeout=600)[1].splitlines()
-        assert [line for line in errors if not line.endswith(" so far")] == [] and process.returncode == 0
+    command = ["analyze", "reversal/repo", "--length", "8", "--count", "1", "--measures", "positions"]
+    for done in [process.wait() for process in [Forked(lambda: main(command), tmp_path) for _ in range(2)]]:
+        assert [line for line in done.stderr.splitlines() if not line.endswith(" so far")] == [] and done.returncode == 0
     first, second = tree(tmp_path / "runs" / "reversal-repo"), tree(tmp_path / "runs" / "reversal-repo-2")
     assert first == second and {"run.nc", "report.html"} < set(first)
 
@@ -193,34 +176,27 @@ def test_what_happens_while_drawing_leaves_the_numbers_alone_in_place(error, tmp
     assert ri.read_run(tmp_path / "out")["small/value"] == 2.0
 
 
-FULL = """
-import resource, sys
-from pathlib import Path
-import xarray as xr
-from repo_interp.analysis.publication import claimed
-from repo_interp.errors import InputError
-from repo_interp.run import make_run
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))  # the system refuses to write more, as on a full disk
-def draw(run, page, figures):
-    figures.mkdir()
-    (figures / "value.png").write_text("p" * 100_000)
-    return []
-run = make_run({"small": xr.Dataset({"value": ("x", [2.0], {"long_name": "value", "units": "1"})})}, {})
-try:
-    with claimed(sys.argv[1], "", overwrite=True) as results:
-        print(*results.publish(run, draw).failures)
-except InputError as error:
-    print(error)
-"""
-
-
 @pytest.mark.parametrize(("room", "said", "left"), [(1000, "run.nc cannot be written (File too large); nothing was changed", 1.0),
                                                     (50_000, "figures and page cannot be written (File too large)", 2.0)])  # fmt: skip
 def test_a_full_disk_is_one_line_and_costs_no_numbers(room, said, left, tmp_path):
     with claimed(tmp_path / "out", "") as results:
         results.publish(tiny_run(1.0), draw)
     before = tree(tmp_path)
-    done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path / "out"), str(room)], capture_output=True, text=True)
+
+    def draw_much(run, page, figures):
+        figures.mkdir()
+        (figures / "value.png").write_text("p" * 100_000)
+        return []
+
+    def publish() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))  # the system refuses to write more, as on a full disk
+        try:
+            with claimed(tmp_path / "out", "", overwrite=True) as results:
+                say("".join(results.publish(tiny_run(2.0), draw_much).failures))
+        except ri.InputError as error:
+            say(error)
+
+    done = forked(publish)
     assert done.returncode == 0 and done.stdout.endswith(f"{said}\n") and done.stdout.count("\n") == 1, done.stderr
     assert ri.read_run(tmp_path / "out")["small/value"] == left
     assert tree(tmp_path) == before if left == 1.0 else list(tree(tmp_path)) == ["out/run.nc"]

@@ -139,7 +139,8 @@ def test_a_comparison_loads_no_checkpoint(tmp_path, mark, yes, capsys):
 def test_a_corpus_in_the_tokens_of_a_tokenizer_with_code_is_refused(tmp_path, mark, yes, capsys):
     tokenizer("metaspace_bpe").save_pretrained(tmp_path / "tokens")
     named = evil(tmp_path / "tokens", mark) / "tokenizer_config.json"
-    options = ["--set", "corpus=installed-prose", "--set", f"tokenizer_file={tmp_path / 'tokens' / 'tokenizer.json'}"]
+    (tmp_path / "corpus.txt").write_text("The sky is blue. " * 1000)
+    options = ["--set", f"corpus={tmp_path / 'corpus.txt'}", "--set", f"tokenizer_file={tmp_path / 'tokens' / 'tokenizer.json'}"]
     assert main(["train", "language", *options, "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr()
     assert f"{named} names code of its own" in said.err and not mark.exists() and not (tmp_path / "out").exists()
