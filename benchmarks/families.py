@@ -25,8 +25,13 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 SMALL = {
     "vocab_size": 128,
+    "vocab_size_per_layer_input": 128,
     "hidden_size": 64,
+    "word_embed_proj_dim": 64,
+    "hidden_size_per_layer_input": 16,
     "intermediate_size": 96,
+    "ffn_dim": 96,
+    "n_inner": 96,
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -35,23 +40,45 @@ SMALL = {
     "num_experts": 4,
     "num_local_experts": 4,
     "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 32,
+    "num_nextn_predict_layers": 0,
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
+    "sliding_window": 8,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
+    "mamba_n_heads": 8,
+    "mamba_num_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_head_dim": 16,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 1,
+    "mamba_expand": 2,
 }
-"""The sizes of every family, under the names that its configuration has."""
-LATENT = {"head_dim": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, "q_lora_rank": 24, "kv_lora_rank": 16}
+"""The sizes of every family, under the names that its configuration has. Windows are shorter than the prompts."""
+LATENT = {
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "qk_head_dim": 24,
+    "v_head_dim": 16,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+}
 """The sizes of latent attention: a head is 16 entries that do not turn and 8 that do."""
 EXCEPTIONS: dict[str, dict[str, Any]] = {}
 """What else a family needs to be small."""
-LISTS = ("layer_types", "mlp_layer_types", "no_rope_layers")
+LISTS = ("layer_types", "layers_block_type", "mlp_layer_types", "no_rope_layers", "attention_layers")
 SECONDS = 60
 COLUMNS = ("logits", "attention", "generation", "intervention", "bridge")
 
@@ -62,14 +89,20 @@ def small_configuration(family: str) -> Any:
 
     kind = CONFIG_MAPPING[family]
     default = kind()
-    small = {name: value for name, value in SMALL.items() if hasattr(default, name)}
+    small = {name: value for name, value in SMALL.items() if _settable(kind, default, name)}
     if hasattr(default, "qk_rope_head_dim"):
-        small |= {name: value for name, value in LATENT.items() if hasattr(default, name)}
+        small |= {name: value for name, value in LATENT.items() if _settable(kind, default, name)}
     for name in LISTS:
         named = getattr(default, name, None)
-        if isinstance(named, list | tuple):
+        if isinstance(named, list | tuple) and _settable(kind, default, name):
             small[name] = _varied(list(named))
     return kind(**small | EXCEPTIONS.get(family, {}))
+
+
+def _settable(kind: type, default: Any, name: str) -> bool:
+    """Whether a configuration has `name`, and not as a property computed of other names."""
+    computed = getattr(kind, name, None)
+    return hasattr(default, name) and not (isinstance(computed, property) and computed.fset is None)
 
 
 def _varied(named: list[Any]) -> list[Any]:
