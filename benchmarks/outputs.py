@@ -34,7 +34,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "score_niah": ("score", "niah/repo", "--count", "12"),
     "score_reversal": ("score", "reversal/repo", "--count", "12"),
     "reversal_repo": ("analyze", "reversal/repo", "--count", "4", "--measures", _ALL, "--experiments", "effects,atlas"),
-    "language_rope": ("analyze", "language/rope", "--count", "4", "--measures", _ALL),
+    "language_rope": ("analyze", "language/rope", "--count", "4", "--measures", _ALL.replace("attention_mass,", "")),
     "smollm2": (
         *("analyze", "smollm2-135m", "--count", "2", "--length", "512"),
         *("--measures", "attention_rows,predictions,components,three_axis,fake_distance,rotation"),
