@@ -24,8 +24,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 SMALL = {
-    "vocab_size": 128,
-    "vocab_size_per_layer_input": 128,
+    "vocab_size": 120,
+    "vocab_size_per_layer_input": 120,
     "hidden_size": 64,
     "word_embed_proj_dim": 64,
     "hidden_size_per_layer_input": 16,
@@ -52,6 +52,10 @@ SMALL = {
     "bos_token_id": 1,
     "eos_token_id": 2,
     "sliding_window": 8,
+    "index_n_heads": 2,
+    "index_head_dim": 16,
+    "index_topk": 8,
+    "index_block_size": 2,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 16,
@@ -76,9 +80,67 @@ LATENT = {
     "kv_lora_rank": 16,
 }
 """The sizes of latent attention: a head is 16 entries that do not turn and 8 that do."""
-EXCEPTIONS: dict[str, dict[str, Any]] = {}
-"""What else a family needs to be small."""
-LISTS = ("layer_types", "layers_block_type", "mlp_layer_types", "no_rope_layers", "attention_layers")
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_HYBRID = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
+_MIXED = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+_GEMMA4 = {"layer_types": _MIXED, "head_dim": 16, "global_head_dim": 32, "num_kv_shared_layers": 2}
+EXCEPTIONS: dict[str, dict[str, Any]] = {
+    "aria_text": {"moe_num_experts": 4},
+    "bamba": {"attn_layer_indices": [1, 3]},
+    "cohere_compass_text": {"layer_types": ["full_attention"] * 4, "rope_parameters": {"full_attention": _ROPE}},
+    "cpmant": {"dim_ff": 96, "dim_head": 16},
+    "ctrl": {"dff": 96},
+    "dbrx": {
+        "d_model": 64,
+        "n_heads": 4,
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 10000.0},
+        "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "deepseek_v4": {"o_lora_rank": 8, "o_groups": 2, "qk_rope_head_dim": 8, "q_lora_rank": 24, "head_dim": 24},
+    "dots3_note_text": {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 4,
+        "swa_kv_lora_rank": 16,
+        "swa_q_lora_rank": 24,
+        "swa_v_head_dim": 16,
+        "swa_head_dim": 24,
+        "swa_qk_nope_head_dim": 16,
+        "v_head_dim": 16,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 24,
+        "head_dim": 24,
+        "shared_experts_intermediate_size": 32,
+    },
+    "falcon_h1": {"mamba_d_ssm": 128},
+    "gemma3n_text": {"layer_types": _MIXED, "num_kv_shared_layers": 2, "laurel_rank": 8},
+    "gemma4_text": _GEMMA4,
+    "gemma4_unified_text": _GEMMA4,
+    "gpt_neo": {"num_layers": 4, "attention_types": [[["global", "local"], 2]]},
+    "granitemoehybrid": {"layer_types": _HYBRID, "shared_intermediate_size": 32},
+    "inkling_text": {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 16, "sliding_window_size": 8},
+    "inkling2_text": {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 16, "sliding_window_size": 8},
+    "kimi_linear": {"layer_types": _HYBRID, "linear_head_dim": 16, "linear_num_heads": 4},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
+    "longcat_flash": {"zero_expert_num": 2, "moe_topk": 2, "ffn_hidden_size": 96, "expert_ffn_hidden_size": 32},
+    "minimax_m3_vl_text": {"dense_intermediate_size": 96, "shared_intermediate_size": 32},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 8,
+        "indexer_compress_ratio": 2,
+        "hc_lowrank": 8,
+    },
+    "zamba": {"layer_types": ["linear_attention"] * 2 + ["hybrid", "linear_attention"] * 2, "num_hidden_layers": 6},
+    "zamba2": {"layer_types": ["linear_attention", "hybrid", "linear_attention", "hybrid"], "num_key_value_heads": 4},
+    "zaya": {"num_experts_per_tok": 1, "router_hidden_size": 16},
+}
+"""What else a family needs to be small, or to have every kind of its layers."""
+LISTS = ("layer_types", "mlp_layer_types", "no_rope_layers")
 SECONDS = 60
 COLUMNS = ("logits", "attention", "generation", "intervention", "bridge")
 
@@ -101,8 +163,9 @@ def small_configuration(family: str) -> Any:
 
 def _settable(kind: type, default: Any, name: str) -> bool:
     """Whether a configuration has `name`, and not as a property computed of other names."""
+    name = getattr(kind, "attribute_map", {}).get(name, name)
     computed = getattr(kind, name, None)
-    return hasattr(default, name) and not (isinstance(computed, property) and computed.fset is None)
+    return (hasattr(kind, name) or name in vars(default)) and not (isinstance(computed, property) and computed.fset is None)
 
 
 def _varied(named: list[Any]) -> list[Any]:
@@ -112,12 +175,19 @@ def _varied(named: list[Any]) -> list[Any]:
 
 
 def small_model(family: str) -> Any:
-    """A tiny random model of `family`, in which positions matter."""
+    """A tiny random model of `family`, in which positions matter. Raises InputError where it is no decoder of text alone."""
     import torch
     from transformers import AutoModelForCausalLM
 
+    from repo_interp.errors import InputError
+
     torch.manual_seed(0)
     config = small_configuration(family)
+    parts = [name.removesuffix("_config") for name in type(config).sub_configs if getattr(config, name, None) is not None]
+    if "text" in parts:
+        raise InputError(f"a model of {', '.join(parts)}; open its text part, type {config.text_config.model_type}")
+    if parts and family not in EXCEPTIONS:
+        raise InputError(f"a model of several parts ({', '.join(parts)}); decoders of text are supported")
     config.initializer_range = 0.15
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
@@ -138,11 +208,11 @@ def tried(family: str) -> dict[str, str]:
     from repo_interp.models.reposition import attentions, with_layout
 
     stock = small_model(family)
+    model = copy.deepcopy(stock)
+    with_layout(model, None)
     tokens = torch.randint(3, 120, (2, 12), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = stock(tokens, use_cache=False).logits
-    model = copy.deepcopy(stock)
-    with_layout(model, None)
     layers = list(attentions(model))
     row = {"layers": f"{len(layers)}/{model.config.num_hidden_layers}", "schemes": " ".join(dict.fromkeys(each.scheme for each in layers))}
 
@@ -176,8 +246,8 @@ def tried(family: str) -> dict[str, str]:
         return "yes" if not wrong else "differs: " + ", ".join(wrong)
 
     def intervention() -> str:
-        if not any(each.frequencies is not None and each.assigner is not None for each in layers):
-            return "nothing rotates"
+        if all(each.scheme == "nope" for each in layers):
+            return "no positions"
         with torch.no_grad():
             before = model(tokens, use_cache=False).logits
             with ri.interventions.shifted(model, 3.0, tokens=range(2, 6)):

@@ -266,7 +266,7 @@ class RepositionedAttention:
         hidden_states: Tensor = given["hidden_states"]
         cache = given.get("past_key_values")
         index = self.token_index(hidden_states, given, cache)
-        start = 0 if cache is None else int(cache.get_seq_length(self.layer_idx))
+        start = self._cached_tokens(cache)
         self._follow()
         self.now = Pass(hidden_states, given.get("attention_mask"), index, start)
         try:
@@ -523,8 +523,14 @@ class RepositionedAttention:
             seen = seen & torch.zeros(len(queries), 1, rows, count, dtype=torch.bool, device=queries.device).scatter(
                 -1, selected.long()[:, None], True
             )
-        hidden = None if selected is None and not own else visible(rows, count, given, queries.device) & ~seen
+        hidden = None if selected is None and not own else visible(rows, count, None, queries.device) & ~seen  # by windows too
         return seen, keywords, bias, hidden
+
+    def _cached_tokens(self, cache: Any) -> int:
+        try:
+            return 0 if cache is None else int(cache.get_seq_length(self.layer_idx))
+        except ValueError:  # of a layer that reads the keys of an earlier one, and caches none
+            return int(cache.get_seq_length())
 
     def token_index(self, hidden_states: Tensor, given: dict[str, Any], cache: Any) -> Int[Tensor, "any token"]:
         """The number of every token of this pass in its prompt: as given to the module, else as its tables were made for, else counted."""
@@ -533,7 +539,7 @@ class RepositionedAttention:
             index = getattr(_first(given.get(TABLES)), "token_index", None)
         if index is not None and index.ndim == 2 and index.shape[-1] == hidden_states.shape[1]:
             return index
-        start = 0 if cache is None else cache.get_seq_length(self.layer_idx)
+        start = self._cached_tokens(cache)
         return torch.arange(start, start + hidden_states.shape[1], device=hidden_states.device)[None]
 
 

@@ -82,11 +82,11 @@ class RepositionedAttentionBridge:
     rope_optional = True
 
     def set_original_component(self: Any, component: nn.Module) -> None:
-        """Make the hook points the hook sites of `component`. Raises InputError for a module without a scheme."""
+        """Make the hook points the hook sites of `component`; one without a scheme (linear attention, in a hybrid) has none."""
+        super().set_original_component(component)  # pyright: ignore[reportAttributeAccessIssue]
         attention = attached(component)
         if attention is None:
-            raise InputError(f"{self.name} is a {type(component).__name__}; reposition the model before bridging it")
-        super().set_original_component(component)  # pyright: ignore[reportAttributeAccessIssue]
+            return
         for name in _POINTS:
             if not has_hook(self, name):
                 setattr(self, name, _hook(pos_dim=2))
@@ -125,8 +125,8 @@ class RepositionedAttentionBridge:
                     f"{switch} is not offered by repositioned attention; read hook_z, hook_q, hook_k, hook_v instead"
                 )
         hidden_states = kwargs.pop("hidden_states") if "hidden_states" in kwargs else args[0]
-        output, *more = self.original_component(self.hook_in(hidden_states), *args[1:], **kwargs)
-        return self.hook_out(output), *more
+        result = self.original_component(self.hook_in(hidden_states), *args[1:], **kwargs)
+        return self.hook_out(result) if isinstance(result, Tensor) else (self.hook_out(result[0]), *result[1:])
 
 
 def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> TransformerBridge:

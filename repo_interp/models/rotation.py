@@ -107,7 +107,7 @@ def source_of(decoder: nn.Module, stock: Any, config: Any) -> Source | None:
     kinds = getattr(config, "layer_types", None)
     kind = getattr(stock, "layer_type", None) or (kinds[stock.layer_idx] if kinds else None)
     prefix = f"{kind}_" if kind is not None and hasattr(rotary, f"{kind}_inv_freq") else ""
-    return Source(rotary, prefix, config)
+    return Source(rotary, prefix, config) if hasattr(rotary, f"{prefix}inv_freq") else None  # a type of layer without tables
 
 
 class Prober:
@@ -226,6 +226,7 @@ def _passed(replica: Any, hidden: Tensor, tables: Any, name: str, start: int = 0
         TABLES: tables,
         "position_ids": torch.arange(start, start + tokens)[None],
         "attention_mask": torch.ones(1, 1, tokens, tokens, dtype=torch.bool).tril(),
+        "prev_topk_indices": torch.arange(tokens).expand(1, tokens, tokens),  # of an earlier layer's sparse attention
     }
     keywords = {key: known.get(key) for key, p in wanted.items() if key in known or p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD}
     keywords |= {"shared_kv_states": _AnyKeys(replica, tokens)} if "shared_kv_states" in wanted else {}
@@ -340,14 +341,17 @@ def attention_modules(model: nn.Module) -> Iterator[Any]:
 
     Raises InputError where there is none.
     """
-    found = [module for module in model.modules() if isinstance(getattr(module, "layer_idx", None), int) and _attends(type(module))]
-    if not found:
-        named = [module for module in model.modules() if type(module).__name__.lower().endswith("attention")]
-        reason = f"{type(named[0]).__name__} does not call the attention functions of transformers" if named else "no layer has attention"
-        raise InputError(f"{type(model).__name__} cannot be observed: {reason}")
-    numbers = [module.layer_idx for module in found]
-    if len({*numbers}) < len(numbers) or min(numbers) < 0:
-        raise InputError(f"{type(model).__name__} runs one attention module in several layers, which is not supported")
+    name, named = type(model).__name__, dict(model.named_modules())
+    attending = [module for module in named.values() if _attends(type(module))]
+    found = [module for module in attending if isinstance(number := getattr(module, "layer_idx", None), int) and number >= 0]
+    if any(path.endswith(("encoder_attn", "crossattention")) for path in named):
+        raise InputError(f"{name} attends to an encoder; decoders alone are supported")
+    if not attending:
+        others = [type(module).__name__ for module in named.values() if type(module).__name__.lower().endswith("attention")]
+        reason = f"{others[0]} does not call the attention functions of transformers" if others else "no layer has attention"
+        raise InputError(f"{name} cannot be observed: {reason}")
+    if len({module.layer_idx for module in found}) < len(attending):
+        raise InputError(f"{name} runs an attention module more than once in a pass, which is not supported")
     yield from found
 
 
