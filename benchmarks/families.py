@@ -115,12 +115,14 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
         "head_dim": 24,
         "shared_experts_intermediate_size": 32,
     },
+    "mamba2": {"num_heads": 8},
     "falcon_h1": {"mamba_d_ssm": 128},
     "gemma3n_text": {"layer_types": _MIXED, "num_kv_shared_layers": 2, "laurel_rank": 8},
     "gemma4_text": _GEMMA4,
     "gemma4_unified_text": _GEMMA4,
     "gpt_neo": {"num_layers": 4, "attention_types": [[["global", "local"], 2]]},
-    "granitemoehybrid": {"layer_types": _HYBRID, "shared_intermediate_size": 32},
+    "granitemoehybrid": {"layer_types": _HYBRID, "position_embedding_type": "rope", "shared_intermediate_size": 32},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 8},
     "inkling_text": {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 16, "sliding_window_size": 8},
     "inkling2_text": {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 16, "sliding_window_size": 8},
     "kimi_linear": {"layer_types": _HYBRID, "linear_head_dim": 16, "linear_num_heads": 4},
@@ -174,20 +176,29 @@ def _varied(named: list[Any]) -> list[Any]:
     return [*kinds, *named[: 4 - len(kinds)]][:4] if len(kinds) < 4 else kinds[:4]
 
 
+def _require_text(family: str) -> None:
+    """Raise InputError for models of several parts: images, sound, a decoder that drafts for another."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    from repo_interp.errors import InputError
+
+    config = CONFIG_MAPPING[family]()
+    parts = [name.removesuffix("_config") for name in type(config).sub_configs if getattr(config, name, None) is not None]
+    if parts and family not in EXCEPTIONS:
+        text = getattr(getattr(config, "text_config", None), "model_type", None)
+        nearest = f"open its text part, type {text}" if text in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else "decoders of text are supported"
+        raise InputError(f"a model of several parts ({', '.join(parts)}); {nearest}")
+
+
 def small_model(family: str) -> Any:
     """A tiny random model of `family`, in which positions matter. Raises InputError where it is no decoder of text alone."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    from repo_interp.errors import InputError
-
+    _require_text(family)
     torch.manual_seed(0)
     config = small_configuration(family)
-    parts = [name.removesuffix("_config") for name in type(config).sub_configs if getattr(config, name, None) is not None]
-    if "text" in parts:
-        raise InputError(f"a model of {', '.join(parts)}; open its text part, type {config.text_config.model_type}")
-    if parts and family not in EXCEPTIONS:
-        raise InputError(f"a model of several parts ({', '.join(parts)}); decoders of text are supported")
     config.initializer_range = 0.15
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():

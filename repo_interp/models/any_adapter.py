@@ -26,9 +26,12 @@ class AnyAttention(GeneralizedComponent):
 def architecture_of(model: Any) -> str:
     """The name of TransformerLens' adapter for `model`; where it has none, that of one made for this model."""
     name = type(model).__name__
-    if name in SUPPORTED_ARCHITECTURES:
-        return name
-    made = f"{name} (repo_interp)"
+    return name if name in SUPPORTED_ARCHITECTURES else adapter_for(model)
+
+
+def adapter_for(model: Any) -> str:
+    """The name of an adapter made for `model`."""
+    made = f"{type(model).__name__} (repo_interp)"
     parts = {id(module): path for path, module in model.named_modules()}
     stack = blocks(model)
     attention = next(path for path, module in stack.named_modules() if attached(module) is not None).partition(".")[2]

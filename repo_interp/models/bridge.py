@@ -10,6 +10,7 @@ only in layers where a hook reads them, elsewhere the fused kernel runs.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,13 +18,12 @@ from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.generalized_components import (
     LinearBridge,
-    PositionEmbeddingsAttentionBridge,
 )
 from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from repo_interp.errors import InputError, warn
-from repo_interp.models.any_adapter import architecture_of, has_hook
+from repo_interp.models.any_adapter import adapter_for, architecture_of, has_hook
 from repo_interp.models.attention import HookSites, attached
 from repo_interp.models.changes import unchanged_computation
 from repo_interp.models.reposition import attentions
@@ -136,13 +136,20 @@ def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = N
     """
     list(attentions(model))  # refuses a model that was never repositioned
     implementation = model.config._attn_implementation
-    wrapped = build_bridge_from_module(
-        model,
-        architecture_of(model),
-        hf_config=model.config,
-        model_name=model.config.name_or_path or model.config.model_type,
-        post_adapter_hook=_exchange_attention,
-    )
+
+    def adapted(architecture: str) -> Any:
+        return build_bridge_from_module(
+            model,
+            architecture,
+            hf_config=model.config,
+            model_name=model.config.name_or_path or model.config.model_type,
+            post_adapter_hook=partial(_exchange_attention, model),
+        )
+
+    try:
+        wrapped = adapted(architecture_of(model))
+    except _Unfit:
+        wrapped = adapted(adapter_for(model))
     wrapped.__class__ = RepositionedBridge
     wrapped.cfg.default_prepend_bos = False  # as long as no tokenizer puts one
     if tokenizer is not None:
@@ -181,7 +188,15 @@ def special_tokens_around(tokenizer: PreTrainedTokenizerBase) -> tuple[bool, boo
     return around and encoded[0] == tokenizer.bos_token_id, around and encoded[-1] == tokenizer.eos_token_id
 
 
-def _exchange_attention(adapter: Any) -> None:
+class _Unfit(Exception):
+    """An adapter of TransformerLens names parts that this model lacks."""
+
+
+def _exchange_attention(model: PreTrainedModel, adapter: Any) -> None:
+    present = {name for name, _ in model.named_modules()}
+    parts = adapter.component_mapping
+    if "attn" not in parts["blocks"].submodules or not {part.name for part in parts.values()} <= present:
+        raise _Unfit
     adapter.supports_fold_ln = False  # ln1 would be folded into q, k, v but not into the maps of f_phi
     stock = adapter.component_mapping["blocks"].submodules["attn"]
     kind = type(stock)
