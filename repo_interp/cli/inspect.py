@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.cli.tables import span_of
     from repo_interp.models.checkpoints import skeleton
     from repo_interp.models.configuration import identify
-    from repo_interp.models.families import training_length
+    from repo_interp.models.architectures import training_length
     from repo_interp.models.reposition import added_parameters, attentions
     from repo_interp.positions.layouts import format_layout, meaning
 

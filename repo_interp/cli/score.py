@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.cli.results import ASKED, Command, drawn, print_results
     from repo_interp.cli.tables import print_tables
     from repo_interp.models.checkpoints import identify
-    from repo_interp.models.families import training_length
+    from repo_interp.models.architectures import training_length
     from repo_interp.models.load import load
 
     console = Console()

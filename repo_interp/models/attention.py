@@ -390,10 +390,10 @@ class RepositionedAttention:
                 self.frequencies = self.frequencies.to(queries.device)
             tables = rotation_tables(positions, self.frequencies, self.attention_scaling, queries.dtype)
             cosines, sines = self.sites.cosines(tables[0]), self.sites.sines(tables[1])
-            queries = turn(queries, expand_heads(cosines, queries.shape[1]), expand_heads(sines, queries.shape[1]))
+            queries = _turned(queries, cosines, sines)
             if key_positions.shape[-1] != positions.shape[-1]:
                 cosines, sines = rotation_tables(key_positions, self.frequencies, self.attention_scaling, keys.dtype)
-            keys = turn(keys, expand_heads(cosines, keys.shape[1]), expand_heads(sines, keys.shape[1]))
+            keys = _turned(keys, cosines, sines)
         return self.sites.rotated_queries(queries), self.sites.rotated_keys(keys)
 
     @property
@@ -568,6 +568,13 @@ def _attend(module: nn.Module, queries: Tensor, keys: Tensor, values: Tensor, at
 
 
 ALL_ATTENTION_FUNCTIONS.register(NAME, _attend)
+
+
+def _turned(features: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Features of all heads turned by tables of one row, of the key-value heads, or of all heads."""
+    if cosines.shape[1] > 1:
+        cosines, sines = expand_heads(cosines, features.shape[1]), expand_heads(sines, features.shape[1])
+    return turn(features, cosines, sines)
 
 
 def _first(tables: Any) -> Any:

@@ -37,13 +37,13 @@ from repo_interp.models.adapters import adapted, base_of, fitting_changes
 from repo_interp.models.configuration import (
     HUGGING_FACE,
     OURS,
+    REGISTER,
     Checkpoint,
     RepositionedConfig,
     identify,
     json_object,
     own_layout_of,
     plain,
-    repositioned_class,
     scaled_configuration,
     tokens_of,
     written_configuration,
@@ -51,7 +51,6 @@ from repo_interp.models.configuration import (
 from repo_interp.models.converted import is_converted, loaded_by_transformers
 from repo_interp.models.directories import is_of_checkpoint
 from repo_interp.models.dispatch import DeviceMap, MostMemory, device_of_weights, dispatched, is_dispatched, weights_in_place
-from repo_interp.models.families import FAMILIES
 from repo_interp.models.fields import DTYPES, SpecialTokens
 from repo_interp.models.reposition import assigner_parameters, layout, reposition, with_layout  # noqa: F401 - `ri.reposition` is found here
 from repo_interp.models.weights import StoredWeight, file_key, fitting_weights, read_weights, tied_parameters
@@ -315,5 +314,4 @@ _HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "force_dow
 _IDLE_OPTIONS = ("trust_remote_code", "adapter_kwargs", "use_safetensors", "low_cpu_mem_usage", "weights_only")
 
 AutoConfig.register(OURS, RepositionedConfig, exist_ok=True)
-for _family in FAMILIES:
-    AutoModelForCausalLM.register(repositioned_class(_family), RepositionedForCausalLM, exist_ok=True)  # pyright: ignore[reportArgumentType]
+REGISTER.append(lambda kind: AutoModelForCausalLM.register(kind, RepositionedForCausalLM, exist_ok=True))  # pyright: ignore[reportArgumentType]

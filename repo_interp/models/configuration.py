@@ -13,22 +13,22 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, PretrainedConfig
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
 from repo_interp.errors import InputError, one_line, warn
 from repo_interp.models.directories import directory_of
-from repo_interp.models.families import FAMILIES, native_layout, require_family
-from repo_interp.models.fields import Base, Fields
+from repo_interp.models.architectures import LENGTHS, class_name, native_layout, refusal, require_family
+from repo_interp.models.fields import LAYER_TYPES, Base, Fields
 from repo_interp.models.released import released_layout
 from repo_interp.models.schemes import scheme_options
-from repo_interp.positions.layouts import scheme_names
+from repo_interp.positions.layouts import NO_ATTENTION, scheme_names
 from repo_interp.records import modelled, read_json, shown
 from repo_interp.shipped import shipped_directories
 
@@ -66,7 +66,7 @@ def identify(path: str | os.PathLike[str], **hub: Any) -> Checkpoint:
     """
     directory = directory_of(path, hub)
     raw = stated(directory)
-    if isinstance(raw.get("model_type"), str) and raw["model_type"] not in (OURS, *FAMILIES):
+    if isinstance(raw.get("model_type"), str) and raw["model_type"] != OURS and refusal(raw["model_type"]):
         _configuration(raw, directory)  # refuses the family, whose other keys may mean something else
     base = modelled(raw, Fields, str(directory / "config.json")).adapter
     config = _configuration(raw, directory)
@@ -193,7 +193,7 @@ def repositioned(config: PretrainedConfig, schemes: tuple[str, ...], options: Ma
 def written_configuration(decoder: Any) -> dict[str, Any]:
     """What config.json says of a repositioned model."""
     dtype = str(decoder.dtype).removeprefix("torch.")
-    config = decoder.config.to_dict() | {"dtype": dtype, "architectures": [FAMILIES[decoder.config.model_type]]}
+    config = decoder.config.to_dict() | {"dtype": dtype, "architectures": [class_name(decoder.config.model_type)]}
     config.pop("_name_or_path", None)
     return config
 
@@ -211,6 +211,10 @@ def own_layout_of(config: PretrainedConfig) -> tuple[tuple[str, ...], dict[str, 
     return own_layout({"position_layout": config.position_layout}, config.num_hidden_layers, "the configuration")
 
 
+REGISTER: list[Callable[[type[PretrainedConfig]], None]] = []
+"""Called with every class that `repositioned_class` makes: `checkpoints` gives it to Auto classes."""
+
+
 @cache
 def repositioned_class(family: str) -> type[PretrainedConfig]:
     """The family's configuration class, but for how it is written: as ours, unless the layout is the stock decoder's own."""
@@ -225,14 +229,18 @@ def repositioned_class(family: str) -> type[PretrainedConfig]:
         return raw | {"model_type": OURS, "base_model_type": family, "num_hidden_layers": COUNTED}
 
     name = f"Repositioned{stock.__name__}"
-    return type(name, (stock,), {"to_dict": to_dict, "__module__": __name__, "__doc__": f"{stock.__name__} with a layout."})
+    made = type(name, (stock,), {"to_dict": to_dict, "__module__": __name__, "__doc__": f"{stock.__name__} with a layout."})
+    for register in REGISTER:
+        register(made)
+    return made
 
 
 def __getattr__(name: str) -> Any:
     """The class that `repositioned_class` made, by its name: configurations are unpickled with it."""
-    for family in FAMILIES:
-        if name == f"Repositioned{CONFIG_MAPPING[family].__name__}":
-            return repositioned_class(family)
+    stock = name.removeprefix("Repositioned")
+    families = [family for family, kind in CONFIG_MAPPING_NAMES.items() if kind == stock and stock != name]
+    if families:
+        return repositioned_class(families[0])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -242,9 +250,9 @@ def _configuration(raw: Mapping[str, Any], directory: Path) -> PretrainedConfig:
     plain = {key: value for key, value in raw.items() if key not in _OF_OURS}
     if raw.get("model_type") == OURS:
         plain["model_type"] = raw.get("base_model_type")
-    if not isinstance(plain.get("model_type"), str) or plain["model_type"] not in FAMILIES:
-        known = ", ".join(sorted(FAMILIES))
-        raise InputError(f"{source}: model_type {plain.get('model_type')!r} cannot be repositioned; these can: {known}")
+    reason = refusal(plain.get("model_type"))
+    if reason is not None:
+        raise InputError(f"{source}: {reason}")
     if "transformers_weights" in plain:
         raise InputError(f"{source} names other weights (transformers_weights); wanted model.safetensors beside it")
     return configured(plain, str(source))
@@ -269,16 +277,19 @@ def configured(raw: Mapping[str, Any], source: str) -> PretrainedConfig:
                     "layer_types has sliding_attention, and no sliding_window says how far such a layer sees; add it"
                 )
         modelled({name: value for name, value in config.to_dict().items() if name in Fields.model_fields}, Fields, source)
-        heads, kv_heads, width = config.num_attention_heads, config.num_key_value_heads, config.hidden_size
+        heads, width = config.num_attention_heads, config.hidden_size
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
         if heads % kv_heads:
             raise ValueError(f"{heads} heads cannot share {kv_heads} key-value heads")
-        if not raw.get("head_dim") and (width % heads or width // heads % 2):
+        latent = hasattr(config, "qk_rope_head_dim")
+        if not raw.get("head_dim") and not latent and (width % heads or width // heads % 2):
             raise ValueError(f"a width of {width} does not split into {heads} heads of even width")
         for name, theta in _thetas(config).items():
             if theta is None:
                 raise ValueError(f"its {name} is null; give a number, or leave the key out")
-        if config.pad_token_id is not None and config.pad_token_id >= config.vocab_size:
-            raise ValueError(f"pad_token_id {config.pad_token_id} is beyond the vocabulary of {config.vocab_size}")
+        padding = getattr(config, "pad_token_id", None)
+        if padding is not None and padding >= config.vocab_size:
+            raise ValueError(f"pad_token_id {padding} is beyond the vocabulary of {config.vocab_size}")
         return config
     except InputError:
         raise
@@ -288,10 +299,12 @@ def configured(raw: Mapping[str, Any], source: str) -> PretrainedConfig:
 
 def _thetas(config: PretrainedConfig) -> dict[str, float | None]:
     """The base frequency of every type of layers that the model has, by its name."""
-    parameters = config.rope_parameters or {}
+    parameters = getattr(config, "rope_parameters", None) or {}
+    if not parameters:
+        return {}
     if not any(isinstance(value, Mapping) for value in parameters.values()):
         return {"rope_theta": parameters.get("rope_theta")}
-    kinds = dict.fromkeys(config.layer_types)
+    kinds = [kind for kind in dict.fromkeys(config.layer_types) if kind in parameters or kind in LAYER_TYPES]
     return {f"rope_theta of {kind}": (parameters.get(kind) or {}).get("rope_theta") for kind in kinds}
 
 
@@ -301,7 +314,7 @@ def _defaults(raw: Mapping[str, Any], config: PretrainedConfig) -> dict[str, flo
     said += [value for parameters in said[1:] for value in parameters.values() if isinstance(value, Mapping)]
     thetas = {each.get(name) for each in said for name in ("rope_theta", "rope_local_base_freq")}
     defaults = {name: theta for name, theta in _thetas(config).items() if theta is not None and theta not in thetas}
-    if "max_position_embeddings" not in raw:
+    if not set(LENGTHS) & raw.keys() and hasattr(config, "max_position_embeddings"):
         defaults["max_position_embeddings"] = config.max_position_embeddings
     return defaults
 
@@ -311,7 +324,7 @@ def own_layout(raw: Mapping[str, Any], layers: int, source: str) -> tuple[tuple[
     stored = raw.get("position_layout")
     options = dict(stored) if isinstance(stored, Mapping) else {}
     schemes = options.pop("layers", None)
-    if not isinstance(schemes, list) or len(schemes) != layers or not all(scheme in scheme_names() for scheme in schemes):
+    if not isinstance(schemes, list) or len(schemes) != layers or not all(scheme in (*scheme_names(), NO_ATTENTION) for scheme in schemes):
         raise InputError(f"{source}: position_layout is {stored!r}; wanted one known scheme for each of {layers} layers")
     try:
         scheme_options(options)

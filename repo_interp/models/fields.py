@@ -46,6 +46,8 @@ ROPE_KEYS = {
     "linear": _SCALED,
     "yarn": (*_SCALED, "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "finetuned"),
     "llama3": (*_SCALED, "low_freq_factor", "high_freq_factor"),
+    "dynamic": (*_SCALED, "attention_factor"),
+    "longrope": (*_SCALED, "attention_factor", "short_factor", "long_factor", "short_mscale", "long_mscale"),
 }
 """The keys that say how a decoder rotates, by rope_type; `finetuned`, which YaRN's own checkpoints have, changes nothing."""
 
@@ -150,7 +152,7 @@ class Fields(SpecialTokens):
     rope_local_base_freq: Theta | None = None
     rope_scaling: Rope | None = None
     rope_parameters: Annotated[dict[str, Rope | None] | None, BeforeValidator(_by_layer_type)] = None
-    layer_types: list[Literal[LAYER_TYPES]] | None = None  # pyright: ignore[reportInvalidTypeForm]
+    layer_types: list[str] | None = None
     no_rope_layers: list[Annotated[int, Interval(ge=0, le=1)]] | None = None
     pe_config: Released | None = None
     adapter: Base | None = None

@@ -21,7 +21,7 @@ from transformers import AutoConfig, PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from repo_interp.errors import InputError
-from repo_interp.models.families import FAMILIES
+from repo_interp.models.architectures import class_name
 from repo_interp.models.fields import Fields, Theta
 from repo_interp.records import modelled
 from repo_interp.values import PositiveOrZero, checked, shortened
@@ -47,7 +47,7 @@ class Architecture:
     """How llama.cpp stores and runs the decoders of one `general.architecture`."""
 
     model_type: str
-    """The family of `families.FAMILIES`."""
+    """Its `model_type` in transformers."""
     interleaved: bool = False
     """Rotary pairs stand side by side in the rows of the query and key maps, where Hugging Face has halves."""
     offset_norms: bool = False
@@ -145,7 +145,7 @@ def configuration(
             raise InputError(
                 f"{file} says {prefix}{key} = {shortened(str(value))}, which the Hugging Face decoder does not follow; refused"
             )
-    raw |= {"dtype": "float32", "architectures": [FAMILIES[architecture.model_type]]}
+    raw |= {"dtype": "float32", "architectures": [class_name(architecture.model_type)]}
     modelled(raw, Fields, file)
     config = AutoConfig.for_model(architecture.model_type, **raw)
     return config if factors is None or np.array_equal(factors, np.ones(head // 2)) else _with_factors(config, factors, file)

@@ -34,7 +34,7 @@ from position_papers.training.saved_steps import over_steps, saved_steps
 from repo_interp.errors import InputError
 from repo_interp.measures.labels import described
 from repo_interp.models.checkpoints import identify
-from repo_interp.models.families import training_length
+from repo_interp.models.architectures import training_length
 from repo_interp.models.provenance import checkpoint_digest
 from repo_interp.plots.views.component_shares import vaf_over_training
 from repo_interp.run import write_netcdf

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from position_papers.training.trained import configured_task, trained_configuration
 from repo_interp.models.checkpoints import identify
-from repo_interp.models.families import training_length
+from repo_interp.models.architectures import training_length
 
 
 @dataclass(frozen=True)

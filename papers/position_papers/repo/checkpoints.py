@@ -10,7 +10,7 @@ from position_papers.kit.scale import Scale
 from position_papers.kit.subjects import VARIANT, Subject
 from position_papers.training.trained import trained_configuration
 from repo_interp.models.configuration import Checkpoint, identify, identify_base
-from repo_interp.models.families import training_length
+from repo_interp.models.architectures import training_length
 from repo_interp.tasks import Prompt, niah
 from repo_interp.tasks.reversal import SIZES, Reversal, reversal_prompts
 

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from repo_interp.errors import InputError, one_line
 from repo_interp.models.attention import RepositionedAttention, visible
-from repo_interp.models.families import training_length
+from repo_interp.models.architectures import training_length
 from repo_interp.models.interventions.lasting import lasting, put
 from repo_interp.models.reposition import attentions, attentions_of
 from repo_interp.positions.biases import PositionBias

@@ -1,0 +1,116 @@
+"""What is known of a decoder from its configuration alone: whether it opens, which layers rotate, the length that it was trained on.
+
+Nothing here is needed to open a family: how a layer rotates is measured on its module (`rotation`), and a family that follows the
+interfaces of transformers opens without a line of code. The tables below name what measurement would refuse, so that it is refused
+before weights are read, and what configurations leave to classes. Reads no weights and builds no model.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from transformers import PretrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from repo_interp.errors import InputError
+from repo_interp.positions.layouts import NO_ATTENTION
+
+_ENCODERS = (
+    *("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert"),
+    *("roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod", "xlm", "xlnet", "reformer"),
+)
+_ENCODER_DECODERS = (
+    *("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus", "plbart", "prophetnet"),
+    *("trocr", "whisper", "musicgen", "musicgen_melody", "git"),
+)
+_WITHOUT_ATTENTION = ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm")
+_OWN_ATTENTION = ("bloom", "codegen", "cpmant", "ctrl", "falcon", "gpt_neo", "gpt_neox_japanese", "gptj", "mpt", "openai-gpt")
+REASONS = {
+    **dict.fromkeys(_ENCODERS, "is an encoder, which sees later tokens too; wanted a decoder"),
+    **dict.fromkeys(_ENCODER_DECODERS, "attends to an encoder too; wanted a decoder alone"),
+    **dict.fromkeys(_WITHOUT_ATTENTION, "has no attention, so its tokens have no positions to see or to change"),
+    **dict.fromkeys(
+        _OWN_ATTENTION,
+        "computes attention itself instead of calling the attention interface of transformers, so it cannot be observed; gpt_neox and "
+        "llama are supported",
+    ),
+}
+"""Why families that transformers lists as decoders are refused, by `model_type`."""
+
+_ATTENTION_TYPES = ("attention", "full_attention", "sliding_attention", "chunked_attention", "hybrid", "hybrid_attention")
+"""Types of layers, as configurations name them, that have attention."""
+_NAMED_LAYERS = ("layer_types", "layers_block_type")
+_HONOURS_NO_ROPE_LAYERS = ("smollm3", "llama4_text")
+"""Families whose modules read `no_rope_layers` (1: rotates); others, such as Llama, ignore the key."""
+_FULL_LAYERS_DO_NOT_ROTATE = ("afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe")
+"""Families whose layers with full attention have no rotation, beside sliding ones that have."""
+_DO_NOT_ROTATE = ("biogpt", "gpt-sw3", "gpt2", "gpt_bigcode", "jamba", "nemotron_h", "opt", "xglm")
+"""Families without rotary positions: learned or sinusoidal vectors at the input, or none."""
+LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "max_seq_len")
+
+
+def class_name(family: str) -> str:
+    """The class of a decoder of `model_type` `family`, as transformers and TransformerLens call it."""
+    return MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family]
+
+
+def refusal(family: Any) -> str | None:
+    """Why decoders of this `model_type` cannot be opened; None where nothing is known against it."""
+    if not isinstance(family, str) or family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        near = difflib.get_close_matches(str(family), MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, 3, 0.5)
+        meant = f"; nearest by name: {', '.join(near)}" if near else "; wanted a decoder, such as llama or qwen3"
+        return f"model_type {str(family)[:80]!r} is no causal language model of transformers{meant}"
+    return f"model_type {family!r} cannot be opened: it {REASONS[family]}" if family in REASONS else None
+
+
+def require_family(config: PretrainedConfig) -> None:
+    """Raise InputError when decoders of this configuration cannot be opened."""
+    reason = refusal(config.model_type)
+    if reason is not None:
+        raise InputError(reason)
+    if getattr(config, "use_bidirectional_attention", False):
+        raise InputError(
+            f"this {config.model_type} decoder attends to later tokens (use_bidirectional_attention); wanted a causal one"
+        )
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    for parameters in _rope_parameters(config):
+        kind = parameters.get("rope_type", "default")
+        if kind != "default" and kind not in ROPE_INIT_FUNCTIONS:
+            raise InputError(f"there is no rope_type {kind!r}; wanted one of {', '.join(sorted({'default', *ROPE_INIT_FUNCTIONS}))}")
+
+
+def native_layout(config: PretrainedConfig) -> tuple[str, ...]:
+    """The scheme of every layer of the stock decoder, as far as its configuration says: `rope`, `nope`, or `-` without attention.
+
+    A model that is loaded has the layout that was measured on its modules.
+    """
+    family, layers = config.model_type, config.num_hidden_layers
+    kinds = next((kinds for name in _NAMED_LAYERS if (kinds := getattr(config, name, None))), None) or ["attention"] * layers
+    rotates = [family not in _DO_NOT_ROTATE] * layers
+    if family in _HONOURS_NO_ROPE_LAYERS and getattr(config, "no_rope_layers", None):
+        rotates = [bool(each) for each in config.no_rope_layers]
+    if family in _FULL_LAYERS_DO_NOT_ROTATE and "sliding_attention" in kinds:
+        rotates = [kind != "full_attention" for kind in kinds]
+    attends = [kind in _ATTENTION_TYPES for kind in kinds]
+    return tuple(("rope" if turns else "nope") if sees else NO_ATTENTION for turns, sees in zip(rotates, attends, strict=True))
+
+
+def training_length(config: PretrainedConfig) -> int:
+    """Longest prompts the model was trained on, in tokens: before any scaling of its frequencies.
+
+    Raises InputError where the configuration does not say it.
+    """
+    lengths = [p.get("original_max_position_embeddings") for p in _rope_parameters(config)]
+    known = [length for length in lengths if length]
+    known = known or [length for name in LENGTHS if isinstance(length := getattr(config, name, None), int)]
+    if not known:
+        raise InputError(f"the {config.model_type} configuration does not say how long its training prompts were ({LENGTHS[0]})")
+    return int(min(known))
+
+
+def _rope_parameters(config: PretrainedConfig) -> list[dict]:
+    parameters = getattr(config, "rope_parameters", None) or {}
+    by_layer_type = [value for value in parameters.values() if isinstance(value, dict)]
+    return by_layer_type or [parameters]

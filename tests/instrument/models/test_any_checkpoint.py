@@ -1,0 +1,97 @@
+"""Checkpoints of families that nothing was written for: loaded, inspected, analysed, given learned positions, saved and loaded again."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from benchmarks.families import small_model
+from torch.testing import assert_close
+
+import repo_interp as ri
+from repo_interp.cli import main
+from repo_interp.models.architectures import native_layout
+from repo_interp.models.checkpoints import load_model
+
+TOKENS = torch.randint(3, 120, (2, 16), generator=torch.Generator().manual_seed(0))
+FAMILIES = ("gpt_neox", "gpt2", "mixtral", "qwen3_moe", "gpt_oss", "phi", "glm4", "cohere2", "qwen3_next", "lfm2", "smollm3", "gemma3_text")
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """By family, a directory that transformers saved, and the logits of the stock model."""
+    made = {}
+
+    def of(family):
+        if family not in made:
+            model, directory = small_model(family), tmp_path_factory.mktemp(family)
+            model.save_pretrained(directory)
+            with torch.no_grad():
+                made[family] = directory, model(TOKENS, use_cache=False).logits
+        return made[family]
+
+    return of
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_stock_checkpoint_gives_the_stock_logits(family, stored):
+    directory, expected = stored(family)
+    bridge = ri.load(directory)
+    with torch.no_grad():
+        assert_close(bridge(TOKENS), expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+    assert ri.layout(bridge) == native_layout(bridge.original_model.config)
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "mixtral", "qwen3_next"])
+def test_learned_positions_are_saved_and_loaded_in_any_family(family, stored, tmp_path):
+    model = ri.reposition(load_model(stored(family)[0]), "repo", assignment="head")
+    with torch.no_grad():
+        expected = model(TOKENS, use_cache=False).logits
+    assert (expected - stored(family)[1]).abs().max() > 1e-3
+    ri.save(model, tmp_path / "saved")
+    again = load_model(tmp_path / "saved")
+    assert ri.layout(again) == ri.layout(model)
+    with torch.no_grad():
+        assert torch.equal(again(TOKENS, use_cache=False).logits, expected)
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "qwen3_next"])
+def test_the_commands_take_any_family(family, stored, tmp_path, capsys):
+    directory, _ = stored(family)
+    assert main(["inspect", str(directory)]) == 0
+    assert family in capsys.readouterr().out
+    prompt = {"tokens": TOKENS[0].tolist(), "spans": {"needle": [2, 3]}, "generated": [14, 15]}
+    (tmp_path / "prompts.jsonl").write_text(json.dumps(prompt) + "\n", encoding="utf-8")
+    assert main(["analyze", str(directory), "--prompts", str(tmp_path / "prompts.jsonl"), "--out", str(tmp_path / "run")]) == 0
+    assert (tmp_path / "run" / "run.nc").is_file()
+
+
+def test_a_converted_checkpoint_that_lacks_a_weight_is_refused(stored, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    directory, _ = stored("mixtral")
+    weights = load_file(directory / "model.safetensors")
+    weights.pop("model.layers.1.input_layernorm.weight")
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_bytes((directory / "config.json").read_bytes())
+    with pytest.raises(ri.InputError, match=r"do not fit a mixtral: 1 missing \(first: model.layers.1.input_layernorm.weight\)") as error:
+        ri.load(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        ("bert", "it is an encoder"),
+        ("bloom", "computes attention itself"),
+        ("mamba", "has no attention"),
+        ("whisper", "attends to an encoder too"),
+        ("lama", "nearest by name: llama"),
+    ],
+)
+def test_what_cannot_be_opened_is_refused_by_name(family, message, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}), encoding="utf-8")
+    with pytest.raises(ri.InputError, match=message) as error:
+        ri.load(tmp_path)
+    assert "\n" not in str(error.value)
