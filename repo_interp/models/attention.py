@@ -268,7 +268,8 @@ class RepositionedAttention:
         index = self.token_index(hidden_states, given, cache)
         start = self._cached_tokens(cache)
         self._follow()
-        self.now = Pass(hidden_states, given.get("attention_mask"), index, start)
+        mask = given.get("attention_mask")
+        self.now = Pass(hidden_states, mask if isinstance(mask, Tensor) else None, index, start)
         try:
             self.now.positions = None if self.assigner is None else self._assign(hidden_states, index)
             self.now.gate_keys = None if self.position_logits is None else self.position_logits.gate_keys(hidden_states)
@@ -345,7 +346,7 @@ class RepositionedAttention:
         if self.components is not None:  # a pair that is 0 stays 0 when rotated
             queries = keep_components(queries, self.components.to(queries.device))
         self.scaling = queries.shape[-1] ** -0.5 if keywords.get("scaling") is None else keywords["scaling"]
-        self.sliding_window, self.attn_logit_softcapping = keywords.get("sliding_window"), keywords.get("softcap")
+        self.sliding_window, self.attn_logit_softcapping = self._window(keywords, attention_mask, keys), keywords.get("softcap")
         now.sinks = keywords.get("s_aux")
         attention_mask, keywords, bias, hidden = self._own_bias(queries, keys, attention_mask, keywords)
         new = Content(queries, now.new_keys, now.new_values, now.gate_keys)
@@ -365,6 +366,14 @@ class RepositionedAttention:
             added = bias if added is None else added + bias
         attended, pattern = self.attend(queries, keys, values, attention_mask, added, keywords)
         return self.sites.attended(attended), pattern
+
+    def _window(self, keywords: dict[str, Any], attention_mask: Tensor | None, keys: Tensor) -> int | None:
+        """Keys that a query sees: as the call says, else the configuration's where the mask of this pass confirms it."""
+        window = keywords.get("sliding_window", None if "sliding_window" in keywords else getattr(self.config, "sliding_window", None))
+        if window is None or "sliding_window" in keywords or attention_mask is None or keys.shape[2] <= window:
+            return window if "sliding_window" in keywords else None
+        last = visible(1, keys.shape[2], attention_mask[..., -1:, :], keys.device)
+        return None if bool(last[..., : keys.shape[2] - window].any()) else window
 
     def _positions_of_keys(self, keys: Tensor) -> Tensor | None:
         """Positions of all keys: cached with them, or, of keys that another layer computed, counted back from the last token."""

@@ -221,19 +221,24 @@ def _passed(replica: Any, hidden: Tensor, tables: Any, name: str, start: int = 0
     """Queries and keys that reach the attention function, and the arguments that it is called with."""
     wanted = inspect.signature(replica.forward).parameters
     tokens = hidden.shape[1]
-    known = {
+    known: dict[str, Any] = {
         "hidden_states": hidden,
         TABLES: tables,
         "position_ids": torch.arange(start, start + tokens)[None],
         "attention_mask": torch.ones(1, 1, tokens, tokens, dtype=torch.bool).tril(),
         "prev_topk_indices": torch.arange(tokens).expand(1, tokens, tokens),  # of an earlier layer's sparse attention
     }
-    keywords = {key: known.get(key) for key, p in wanted.items() if key in known or p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD}
+    required = [key for key, p in wanted.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    keywords = {key: known.get(key) for key in wanted if key in known or key in required}
     keywords |= {"shared_kv_states": _AnyKeys(replica, tokens)} if "shared_kv_states" in wanted else {}
-    replica.seen = {}
     try:
         with torch.no_grad():
-            replica(**keywords)
+            try:
+                replica.seen = {}
+                replica(**keywords)
+            except Exception:  # masks by the kind of layer, say; sparse attention needs one
+                replica.seen = {}
+                replica(**keywords | {"attention_mask": None})
     except Exception as error:
         raise InputError(f"{name} does not run on its own ({one_line(error)}), so how it rotates cannot be measured") from None
     seen = replica.seen
@@ -300,7 +305,8 @@ def _pairs(
         number = int((angles - angle).abs().argmin())
         if residual[partner] > 1e-6 * y[entry].square().sum() or abs(float(angles[number] - angle)) > 1e-3:
             raise InputError(
-                f"{name} does something after rotating queries that is no rotation (a norm with gains, say), so positions cannot be exchanged there"
+                f"{name} changes queries after rotating them (by a norm with gains, say), so positions cannot be exchanged there; qwen3, "
+                "whose norm comes first, is supported"
             )
         if beta[partner] < 0:
             found.append((entry, partner, number))
@@ -343,6 +349,8 @@ def attention_modules(model: nn.Module) -> Iterator[Any]:
     """
     name, named = type(model).__name__, dict(model.named_modules())
     attending = [module for module in named.values() if _attends(type(module))]
+    # Towers for images and sound see later patches; where nothing else attends, the model is an encoder, and refused as such.
+    attending = [module for module in attending if getattr(module, "is_causal", True)] or attending
     found = [module for module in attending if isinstance(number := getattr(module, "layer_idx", None), int) and number >= 0]
     if any(path.endswith(("encoder_attn", "crossattention")) for path in named):
         raise InputError(f"{name} attends to an encoder; decoders alone are supported")
@@ -357,4 +365,4 @@ def attention_modules(model: nn.Module) -> Iterator[Any]:
 
 def _attends(kind: type) -> bool:
     """Whether a class of modules calls the attention functions of transformers in its forward pass."""
-    return "ALL_ATTENTION_FUNCTIONS" in getattr(getattr(kind.forward, "__wrapped__", kind.forward), "__code__").co_names
+    return "ALL_ATTENTION_FUNCTIONS" in getattr(kind.forward, "__wrapped__", kind.forward).__code__.co_names
