@@ -18,143 +18,14 @@ import json
 import multiprocessing
 import os
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-SMALL = {
-    "vocab_size": 120,
-    "vocab_size_per_layer_input": 120,
-    "hidden_size": 64,
-    "word_embed_proj_dim": 64,
-    "hidden_size_per_layer_input": 16,
-    "intermediate_size": 96,
-    "ffn_dim": 96,
-    "n_inner": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 128,
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
-    "n_group": 1,
-    "topk_group": 1,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 32,
-    "moe_shared_expert_intermediate_size": 32,
-    "num_nextn_predict_layers": 0,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "sliding_window": 8,
-    "index_n_heads": 2,
-    "index_head_dim": 16,
-    "index_topk": 8,
-    "index_block_size": 2,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "mamba_n_heads": 8,
-    "mamba_num_heads": 8,
-    "mamba_d_head": 16,
-    "mamba_head_dim": 16,
-    "mamba_d_state": 8,
-    "mamba_n_groups": 1,
-    "mamba_expand": 2,
-}
-"""The sizes of every family, under the names that its configuration has. Windows are shorter than the prompts."""
-LATENT = {
-    "num_key_value_heads": 4,
-    "head_dim": 8,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 16,
-    "qk_head_dim": 24,
-    "v_head_dim": 16,
-    "q_lora_rank": 24,
-    "kv_lora_rank": 16,
-}
-"""The sizes of latent attention: a head is 16 entries that do not turn and 8 that do."""
-_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
-_HYBRID = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
-_MIXED = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
-_GEMMA4 = {"layer_types": _MIXED, "head_dim": 16, "global_head_dim": 32, "num_kv_shared_layers": 2}
-EXCEPTIONS: dict[str, dict[str, Any]] = {
-    "aria_text": {"moe_num_experts": 4},
-    "bamba": {"attn_layer_indices": [1, 3]},
-    "cohere_compass_text": {"layer_types": ["full_attention"] * 4, "rope_parameters": {"full_attention": _ROPE}},
-    "cpmant": {"dim_ff": 96, "dim_head": 16},
-    "ctrl": {"dff": 96},
-    "dbrx": {
-        "d_model": 64,
-        "n_heads": 4,
-        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 10000.0},
-        "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
-    },
-    "deepseek_v4": {"o_lora_rank": 8, "o_groups": 2, "qk_rope_head_dim": 8, "q_lora_rank": 24, "head_dim": 24},
-    "dots3_note_text": {
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "swa_num_attention_heads": 4,
-        "swa_num_key_value_heads": 4,
-        "swa_kv_lora_rank": 16,
-        "swa_q_lora_rank": 24,
-        "swa_v_head_dim": 16,
-        "swa_head_dim": 24,
-        "swa_qk_nope_head_dim": 16,
-        "v_head_dim": 16,
-        "qk_nope_head_dim": 16,
-        "qk_rope_head_dim": 8,
-        "kv_lora_rank": 16,
-        "q_lora_rank": 24,
-        "head_dim": 24,
-        "shared_experts_intermediate_size": 32,
-    },
-    "mamba2": {"num_heads": 8},
-    "falcon_h1": {"mamba_d_ssm": 128},
-    "gemma3n_text": {"layer_types": _MIXED, "num_kv_shared_layers": 2, "laurel_rank": 8},
-    "gemma4_text": _GEMMA4,
-    "gemma4_unified_text": _GEMMA4,
-    "gpt_neo": {"num_layers": 4, "attention_types": [[["global", "local"], 2]]},
-    "granitemoehybrid": {"layer_types": _HYBRID, "position_embedding_type": "rope", "shared_intermediate_size": 32},
-    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 8},
-    "inkling_text": {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 16, "sliding_window_size": 8},
-    "inkling2_text": {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 16, "sliding_window_size": 8},
-    "kimi_linear": {"layer_types": _HYBRID, "linear_head_dim": 16, "linear_num_heads": 4},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
-    "longcat_flash": {"zero_expert_num": 2, "moe_topk": 2, "ffn_hidden_size": 96, "expert_ffn_hidden_size": 32},
-    "minimax_m3_vl_text": {"dense_intermediate_size": 96, "shared_intermediate_size": 32},
-    "phi4_multimodal": {
-        "vision_config": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
-        "audio_config": {
-            "hidden_size": 32,
-            "intermediate_size": 32,
-            "num_blocks": 2,
-            "num_attention_heads": 2,
-            "ext_pw_out_channel": 32,
-            "depthwise_separable_out_channel": 32,
-            "nemo_conv_channels": 32,
-        },
-    },
-    "qwen4_exp_text": {
-        "indexer_n_heads": 2,
-        "indexer_kv_heads": 1,
-        "indexer_head_dim": 16,
-        "indexer_budget": 8,
-        "indexer_compress_ratio": 2,
-        "hc_lowrank": 8,
-    },
-    "zamba": {"layer_types": ["linear_attention"] * 2 + ["hybrid", "linear_attention"] * 2, "num_hidden_layers": 6},
-    "zamba2": {"layer_types": ["linear_attention", "hybrid", "linear_attention", "hybrid"], "num_key_value_heads": 4},
-    "zaya": {"num_experts_per_tok": 1, "router_hidden_size": 16},
-}
-"""What else a family needs to be small, or to have every kind of its layers."""
+SIZES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 LISTS = ("layer_types", "mlp_layer_types", "no_rope_layers")
 SECONDS = 60
 COLUMNS = ("logits", "attention", "generation", "intervention", "bridge")
@@ -186,14 +57,13 @@ def small_configuration(family: str) -> Any:
 
     kind = CONFIG_MAPPING[family]
     default = kind()
-    small = {name: value for name, value in SMALL.items() if _settable(default, name, value)}
-    if hasattr(default, "qk_rope_head_dim"):
-        small |= {name: value for name, value in LATENT.items() if _settable(default, name, value)}
+    sizes = SIZES["every"] | (SIZES["latent"] if hasattr(default, "qk_rope_head_dim") else {})
+    small = {name: value for name, value in sizes.items() if _settable(default, name, value)}
     for name in LISTS:
         named = getattr(default, name, None)
         if isinstance(named, list | tuple) and _settable(default, name, named):
             small[name] = _varied(list(named))
-    return kind(**small | EXCEPTIONS.get(family, {}))
+    return kind(**small | SIZES["family"].get(family, {}))
 
 
 def _settable(default: Any, name: str, value: Any) -> bool:

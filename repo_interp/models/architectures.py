@@ -93,7 +93,7 @@ def require_family(config: PretrainedConfig) -> None:
         opens = text in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and refusal(text) is None
         nearest = f"open its text decoder, type {text!r}" if opens else "wanted a decoder of text alone, such as llama"
         raise InputError(f"model_type {config.model_type!r} cannot be opened: its decoder is one part of a larger model; {nearest}")
-    if getattr(config, "use_bidirectional_attention", False):
+    if getattr(config, "use_bidirectional_attention", False) not in (False, None, "vision"):  # Gemma 4's images alone
         raise InputError(
             f"this {config.model_type} decoder attends to later tokens (use_bidirectional_attention); wanted a causal one"
         )

@@ -305,8 +305,8 @@ def _pairs(
         number = int((angles - angle).abs().argmin())
         if residual[partner] > 1e-6 * y[entry].square().sum() or abs(float(angles[number] - angle)) > 1e-3:
             raise InputError(
-                f"{name} changes queries after rotating them (by a norm with gains, say), so positions cannot be exchanged there; qwen3, "
-                "whose norm comes first, is supported"
+                f"{name} does something after rotating queries that is no rotation (a norm with gains, say), so positions cannot be "
+                "exchanged there; qwen3, whose norm comes first, is supported"
             )
         if beta[partner] < 0:
             found.append((entry, partner, number))
@@ -349,8 +349,8 @@ def attention_modules(model: nn.Module) -> Iterator[Any]:
     """
     name, named = type(model).__name__, dict(model.named_modules())
     attending = [module for module in named.values() if _attends(type(module))]
-    # Towers for images and sound see later patches; where nothing else attends, the model is an encoder, and refused as such.
-    attending = [module for module in attending if getattr(module, "is_causal", True)] or attending
+    # Towers for images and sound number no layers, or see later patches; where nothing else attends, the model is an encoder.
+    attending = [module for module in attending if hasattr(module, "layer_idx") and getattr(module, "is_causal", True)] or attending
     found = [module for module in attending if isinstance(number := getattr(module, "layer_idx", None), int) and number >= 0]
     if any(path.endswith(("encoder_attn", "crossattention")) for path in named):
         raise InputError(f"{name} attends to an encoder; decoders alone are supported")
