@@ -18,7 +18,18 @@ from repo_interp.positions.layouts import NO_ATTENTION
 
 _ENCODERS = (
     *("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert"),
-    *("roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod", "xlm", "xlnet", "reformer"),
+    *(
+        "roberta",
+        "roberta-prelayernorm",
+        "roc_bert",
+        "roformer",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xmod",
+        "xlm",
+        "xlnet",
+        "reformer",
+    ),
 )
 _ENCODER_DECODERS = (
     *("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus", "plbart", "prophetnet"),
@@ -37,13 +48,16 @@ REASONS = {
     **dict.fromkeys(_ENCODER_DECODERS, "attends to an encoder too; wanted a decoder alone"),
     **dict.fromkeys(_DRAFTS, "drafts tokens for another model, whose keys it reads; gemma4_text is supported"),
     **dict.fromkeys(_OWN_TABLES, "makes its tables inside its attention, where they cannot be exchanged; gemma2 is supported"),
-    **dict.fromkeys(_NORM_AFTER, "has a norm with gains after the rotation, so positions cannot be exchanged; qwen3 is supported"),
+    **dict.fromkeys(
+        _NORM_AFTER, "has a norm with gains after the rotation, so positions cannot be exchanged; qwen3 is supported"
+    ),
     "deepseek_v4": "attends to keys that stand for several tokens, which have no position of their own; deepseek_v32 is supported",
     "inkling2_text": "makes keys, values and queries of different states; inkling_text is supported",
     "blt": "reads bytes in patches, by an encoder and a decoder of its own; wanted a decoder of tokens, such as llama",
     "diffllama": "subtracts two patterns of attention, so one pattern does not explain its output; llama is supported",
     **dict.fromkeys(
-        _ONE_MODULE_FOR_MANY_LAYERS, "runs one attention module several times in a pass, so its layers cannot be kept apart; bamba is supported"
+        _ONE_MODULE_FOR_MANY_LAYERS,
+        "runs one attention module several times in a pass, so its layers cannot be kept apart; bamba is supported",
     ),
     **dict.fromkeys(_WITHOUT_ATTENTION, "has no attention, so its tokens have no positions to see or to change"),
     **dict.fromkeys(
@@ -92,7 +106,9 @@ def require_family(config: PretrainedConfig) -> None:
         text = part.model_type
         opens = text in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and refusal(text) is None
         nearest = f"open its text decoder, type {text!r}" if opens else "wanted a decoder of text alone, such as llama"
-        raise InputError(f"model_type {config.model_type!r} cannot be opened: its decoder is one part of a larger model; {nearest}")
+        raise InputError(
+            f"model_type {config.model_type!r} cannot be opened: its decoder is one part of a larger model; {nearest}"
+        )
     if getattr(config, "use_bidirectional_attention", False) not in (False, None, "vision"):  # Gemma 4's images alone
         raise InputError(
             f"this {config.model_type} decoder attends to later tokens (use_bidirectional_attention); wanted a causal one"
@@ -102,7 +118,9 @@ def require_family(config: PretrainedConfig) -> None:
     for parameters in _rope_parameters(config):
         kind = parameters.get("rope_type", "default")
         if kind != "default" and kind not in ROPE_INIT_FUNCTIONS:
-            raise InputError(f"there is no rope_type {kind!r}; wanted one of {', '.join(sorted({'default', *ROPE_INIT_FUNCTIONS}))}")
+            raise InputError(
+                f"there is no rope_type {kind!r}; wanted one of {', '.join(sorted({'default', *ROPE_INIT_FUNCTIONS}))}"
+            )
 
 
 def native_layout(config: PretrainedConfig) -> tuple[str, ...]:

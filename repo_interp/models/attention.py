@@ -89,7 +89,11 @@ class LogitsOfRows:
 
     def __call__(self, rows: Int[Tensor, "row"], seen: Bool[Tensor, "batch 1 row key"]) -> Float[Tensor, "batch head row key"]:
         """Position logits of `rows` against all keys, given which keys each may see."""
-        bias = None if self.bias is None else self.bias[:, :, rows].expand(len(self.content.keys), self.content.queries.shape[1], -1, -1)
+        bias = (
+            None
+            if self.bias is None
+            else self.bias[:, :, rows].expand(len(self.content.keys), self.content.queries.shape[1], -1, -1)
+        )
         if self.position_logits is None:
             assert bias is not None
             return bias
@@ -212,7 +216,9 @@ class RepositionedAttention:
             for part in stock.modules()
             if part is not stock and TABLES in inspect.signature(part.forward).parameters
         ]
-        projection = next((module for module in stock.modules() if isinstance(getattr(module, "weight", None), nn.Parameter)), None)
+        projection = next(
+            (module for module in stock.modules() if isinstance(getattr(module, "weight", None), nn.Parameter)), None
+        )
         if projection is not None:
             self._handles.append(projection.register_forward_pre_hook(self._require_running))
 
@@ -369,7 +375,9 @@ class RepositionedAttention:
 
     def _window(self, keywords: dict[str, Any], attention_mask: Tensor | None, keys: Tensor) -> int | None:
         """Keys that a query sees: as the call says, else the configuration's where the mask of this pass confirms it."""
-        window = keywords.get("sliding_window", None if "sliding_window" in keywords else getattr(self.config, "sliding_window", None))
+        window = keywords.get(
+            "sliding_window", None if "sliding_window" in keywords else getattr(self.config, "sliding_window", None)
+        )
         if window is None or "sliding_window" in keywords or attention_mask is None or keys.shape[2] <= window:
             return window if "sliding_window" in keywords else None
         last = visible(1, keys.shape[2], attention_mask[..., -1:, :], keys.device)
@@ -381,7 +389,9 @@ class RepositionedAttention:
         if now.key_positions is not None or now.positions is None or now.positions.shape[-1] == keys.shape[2]:
             return now.positions if now.key_positions is None else now.key_positions
         if self.scheme != "rope":
-            raise InputError(f"layer {self.layer_idx} ({self.scheme}) reads keys of another layer, which have no positions of its own")
+            raise InputError(
+                f"layer {self.layer_idx} ({self.scheme}) reads keys of another layer, which have no positions of its own"
+            )
         count, tokens = keys.shape[2], now.positions.shape[-1]
         counted = (torch.arange(1 - count, 1 - tokens, device=keys.device) + now.index[:, -1:])[:, None].to(now.positions.dtype)
         return torch.cat([counted.expand(len(now.positions), now.positions.shape[1], -1), now.positions], dim=-1)
@@ -569,7 +579,9 @@ def detach(stock: Any) -> None:
     delattr(stock, _ATTACHED)
 
 
-def _attend(module: nn.Module, queries: Tensor, keys: Tensor, values: Tensor, attention_mask: Tensor | None = None, **keywords: Any) -> Any:
+def _attend(
+    module: nn.Module, queries: Tensor, keys: Tensor, values: Tensor, attention_mask: Tensor | None = None, **keywords: Any
+) -> Any:
     """The attention function of a module with a scheme."""
     present = attached(module)
     assert present is not None

@@ -70,7 +70,9 @@ def with_layout(model: PreTrainedModel, layout: str | None, **options: str | flo
         attending = {stock.layer_idx for stock in rotations}
         schemes = tuple(scheme if layer in attending else NO_ATTENTION for layer, scheme in enumerate(schemes))
         if still == "learned" and set(schemes) - {"learned", NO_ATTENTION}:
-            raise InputError(f"positions of {model.config.model_type} are learned vectors at its input, so no layer has another scheme")
+            raise InputError(
+                f"positions of {model.config.model_type} are learned vectors at its input, so no layer has another scheme"
+            )
     for stock, rotation in rotations.items():
         parts = builder.build(schemes[stock.layer_idx], rotation, 2 * len(rotation.frequencies))
         if parts.frequencies is not None and not bool(rotation.frequencies.any()):

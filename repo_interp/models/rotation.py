@@ -135,7 +135,9 @@ def _measured(stock: Any, source: Source | None) -> Rotation:
     replica = _replica(stock)
     if getattr(stock, "is_causal", True) is False:
         raise InputError(f"{name} attends to later tokens too (an encoder); decoders are supported")
-    width = getattr(stock.config, "attention_hidden_size", None) or stock.config.hidden_size  # Zamba reads two streams side by side
+    width = (
+        getattr(stock.config, "attention_hidden_size", None) or stock.config.hidden_size
+    )  # Zamba reads two streams side by side
     hidden = torch.randn(1, _TOKENS, width, generator=torch.Generator().manual_seed(0))
     index = torch.arange(_TOKENS)[None]
     if source is None:
@@ -160,7 +162,9 @@ def _measured(stock: Any, source: Source | None) -> Rotation:
     firsts, seconds = [e for e, _, _ in entries], [p for _, p, _ in entries]
     rest = [e for e in range(d_head) if e not in {*firsts, *seconds}]
     if len(rest) % 2:
-        raise InputError(f"{name} rotates {d_head - len(rest)} of {d_head} entries of a head, which leaves an odd number; not supported")
+        raise InputError(
+            f"{name} rotates {d_head - len(rest)} of {d_head} entries of a head, which leaves an odd number; not supported"
+        )
     half = len(rest) // 2
     order = torch.tensor([*firsts, *rest[:half], *seconds, *rest[half:]])
     still = torch.zeros(half)
@@ -350,7 +354,9 @@ def attention_modules(model: nn.Module) -> Iterator[Any]:
     name, named = type(model).__name__, dict(model.named_modules())
     attending = [module for module in named.values() if _attends(type(module))]
     # Towers for images and sound number no layers, or see later patches; where nothing else attends, the model is an encoder.
-    attending = [module for module in attending if hasattr(module, "layer_idx") and getattr(module, "is_causal", True)] or attending
+    attending = [
+        module for module in attending if hasattr(module, "layer_idx") and getattr(module, "is_causal", True)
+    ] or attending
     found = [module for module in attending if isinstance(number := getattr(module, "layer_idx", None), int) and number >= 0]
     if any(path.endswith(("encoder_attn", "crossattention")) for path in named):
         raise InputError(f"{name} attends to an encoder; decoders alone are supported")

@@ -207,7 +207,9 @@ class _Place:
         firsts = [row * (heads // rows) for row in range(rows)]
         selected = [row for row, first in enumerate(firsts) if first in self.heads]
         valid = valid_tokens(now.hidden_states, now.attention_mask, now.start)
-        here = Here(self.attention.layer_idx, tuple(firsts[row] for row in selected), index, now.start, self._chosen(index, valid))
+        here = Here(
+            self.attention.layer_idx, tuple(firsts[row] for row in selected), index, now.start, self._chosen(index, valid)
+        )
         new = changed_rows(positions[:, selected], self.change, here)
         if len(selected) == rows:
             return new
