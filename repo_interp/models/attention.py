@@ -40,6 +40,8 @@ NAME = "repo_interp"
 """Of our attention function among those of transformers, in the configuration of a stock attention module."""
 _KNOWN = ("s_aux", "indices", "position_bias", "position_ids", "cu_seq_lens_q", "cu_seq_lens_k")
 """Tensors that stock modules give attention functions, which are used or change nothing here."""
+_CACHES = ("past_key_values", "layer_past")
+"""What attention modules call the cache."""
 _HIDDEN = -1e4
 """Logit of a key that a module hides by itself, for measures: its weight is 0 in float32."""
 _ATTACHED = "repositioned"
@@ -270,7 +272,8 @@ class RepositionedAttention:
         """Assign positions, and let the module compute without rotation."""
         given = dict(zip(self._parameters, arguments, strict=False)) | keywords
         hidden_states: Tensor = given["hidden_states"]
-        cache = given.get("past_key_values")
+        past = next((name for name in _CACHES if given.get(name) is not None), None)
+        cache = None if past is None else given[past]
         index = self.token_index(hidden_states, given, cache)
         start = self._cached_tokens(cache)
         self._follow()
@@ -285,8 +288,8 @@ class RepositionedAttention:
         if given.get(TABLES) is not None:
             self.now.tables = given[TABLES]
             given[TABLES] = _identity(given[TABLES])
-        if cache is not None:
-            given["past_key_values"] = CacheOfPositions(cache, self)
+        if past is not None:
+            given[past] = CacheOfPositions(cache, self)
         return (), given
 
     def _with_tables(self, part: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
