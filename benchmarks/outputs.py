@@ -10,6 +10,8 @@ pages as text. Left out is what may differ between two runs of one and the same 
 from __future__ import annotations
 
 import argparse
+import gzip
+import io
 import json
 import re
 import shutil
@@ -21,6 +23,9 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from PIL import Image
+
+from repo_interp.plots.style import with_palette
 
 _ALL = "positions,patterns,attention_mass,components,three_axis,fake_distance,rotation,maps,segments,position_sources"
 COMMANDS: dict[str, tuple[str, ...]] = {
@@ -140,6 +145,16 @@ def page_rows(html: str) -> list[str]:
     return [" | ".join(" ".join(text.split()) for text in re.split(r"<[^>]*>", row) if text.strip()) for row in rows]
 
 
+def _pixels(file: Path) -> dict[str, Any]:
+    """The colours of a picture, with a palette as figures have it: a file of another compression or without a palette may be the same."""
+    with Image.open(io.BytesIO(with_palette(file.read_bytes()))) as picture:
+        return {"pixels": np.asarray(picture.convert("RGBA"))}
+
+
+def _lines(text: str) -> dict[str, Any]:
+    return dict.fromkeys(line for line in text.splitlines() if not _TIMED.search(line))
+
+
 def _same(old: Any, new: Any) -> bool:
     if not isinstance(old, np.ndarray) or not isinstance(new, np.ndarray):
         return type(old) is type(new) and old == new
@@ -152,8 +167,9 @@ def _short(value: Any) -> str:
 
 CONTENTS: dict[str, Any] = {
     ".nc": _netcdf,
-    ".png": lambda file: {"bytes": file.read_bytes()},
-    ".csv": lambda file: dict.fromkeys(line for line in file.read_text("utf-8").splitlines() if not _TIMED.search(line)),
+    ".png": _pixels,
+    ".csv": lambda file: _lines(file.read_text("utf-8")),
+    ".gz": lambda file: _lines(gzip.decompress(file.read_bytes()).decode("utf-8")),
     ".html": lambda file: dict.fromkeys(page_rows(file.read_text("utf-8"))),
 }
 """By ending, what is compared of a file: items by name."""

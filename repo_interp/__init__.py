@@ -39,6 +39,7 @@ _WHERE = {
     "score_needles": "repo_interp.analysis.score",
     "set_positions": "repo_interp.models.interventions",
     "tokens": "repo_interp.analysis.coercion",
+    "verify": "repo_interp.models.audit",
     "write_prompts": "repo_interp.tasks.prompt.jsonl",
     "write_run": "repo_interp.run",
     "zoo": "repo_interp.models.load",
@@ -77,6 +78,7 @@ __all__ = [
     "set_positions",
     "tasks",
     "tokens",
+    "verify",
     "write_prompts",
     "write_run",
     "zoo",
@@ -92,6 +94,7 @@ if TYPE_CHECKING:
     from repo_interp.comparison.align import compare
     from repo_interp.errors import InputError
     from repo_interp.models import interventions
+    from repo_interp.models.audit import verify
     from repo_interp.models.bridge import bridge
     from repo_interp.models.checkpoints import load_model, save
     from repo_interp.models.interventions import set_positions

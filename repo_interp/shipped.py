@@ -9,21 +9,40 @@ Another package gives a directory of such checkpoints by an entry point of the g
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from repo_interp.entry_points import CHECKPOINTS, find, names
 from repo_interp.errors import InputError
 
 DIRECTORY = Path(__file__).parent / "zoo"
 """The checkpoints of this package."""
+RUNS = "runs.jsonl"
+"""Beside TASK/NAME: a line for each training run of the task, the seeds of a checkpoint ascending."""
 _ADAPTER = "adapter_config.json"
 
 
 def shipped_directories() -> tuple[Path, ...]:
     """The directories that hold checkpoints by name, ours first."""
     return (DIRECTORY, *(Path(find(CHECKPOINTS, name)) for name in names(CHECKPOINTS)))
+
+
+def training_record(directory: Path) -> dict[str, Any] | None:
+    """How the checkpoint that ships in `directory` was trained: the fields of a training.toml, from its line in TASK/runs.jsonl.
+
+    None if it does not ship, or has no such line.
+    """
+    directory = directory.resolve()
+    of_seed_0 = directory.parent if directory.name.startswith("seed-") else directory
+    file = of_seed_0.parent / RUNS
+    if not file.is_file() or not any(directory.is_relative_to(root.resolve()) for root in shipped_directories()):
+        return None
+    lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+    own = (line for line in lines if line["name"] == of_seed_0.name)  # by seed, the first of TASK/NAME itself
+    return next((line["training"] for line in own if directory.name in (of_seed_0.name, f"seed-{line['seed']}")), None)
 
 
 def zoo_names() -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Where the checkpoints of the laboratory are: beside the package in a checkout, inside it where it was installed from a wheel.
 
-    DIRECTORY/TASK/NAME              weights of seed 0, config.json, training.toml        NAME/seed-N     the same of another seed
-    DIRECTORY/TASK/tokenizer.json    of all checkpoints of the task                       TASK/runs.jsonl a record per training run
+    DIRECTORY/TASK/NAME              weights of seed 0 and config.json          NAME/seed-N        the same of another seed
+    DIRECTORY/TASK/tokenizer.json    of all checkpoints of the task             TASK/runs.jsonl    a record per training run
     DIRECTORY/registry.csv           name, size, SHA-256 and a description of all weights
 
 niah/repo and reversal/repo come with the instrument; their records, and the weights of their other seeds, are here.

@@ -1,4 +1,4 @@
-"""The task that a checkpoint was trained on, as the training.toml beside its weights names it. Knows nothing else of that file.
+"""The task that a checkpoint was trained on, from the training.toml beside its weights, or from the record of one that ships.
 
 task = "reversal"        the name of the task           task_size = "small"       the size that has the defaults
 [task_options]           what differs from that size
@@ -12,23 +12,24 @@ from pathlib import Path
 
 from repo_interp.errors import InputError, one_line
 from repo_interp.models.configuration import tokens_of
+from repo_interp.shipped import training_record
 from repo_interp.tasks import Task, make_task
 
 RECORD = "training.toml"
 
 
 def trained_task(path: str | os.PathLike[str]) -> Task | None:
-    """The task that the checkpoint directory `path` was trained on, in its tokens; None where it lacks a training.toml.
+    """The task that the checkpoint directory `path` was trained on, in its tokens; None if it has no record of its training.
 
-    Raises InputError for a record that is no TOML file, and for a task that is not known, or lacks an option.
+    Raises InputError for a training.toml that is no TOML file, and for a task that is not known, or lacks an option.
     """
     record = Path(path) / RECORD
-    if not record.is_file():
-        return None
     try:
-        fields = tomllib.loads(record.read_text(encoding="utf-8"))
+        fields = tomllib.loads(record.read_text(encoding="utf-8")) if record.is_file() else training_record(Path(path))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{record} is no TOML file: {one_line(error)}") from None
+    if fields is None:
+        return None
     options = fields.get("task_options", {})
     if not isinstance(options, dict):
         raise InputError(f"{record}: task_options is {options!r:.80}; wanted a table of options")

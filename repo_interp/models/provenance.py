@@ -17,6 +17,7 @@ from repo_interp.models.configuration import Checkpoint, digested
 from repo_interp.models.architectures import training_length
 from repo_interp.models.reposition import assigner_parameters, attentions, layout
 from repo_interp.models.weights import weight_files
+from repo_interp.shipped import training_record
 
 TRAINED = "training.toml"
 """The file that `repo-interp train` leaves beside the weights."""
@@ -47,7 +48,7 @@ def origin(checkpoint: Checkpoint, asked_for: str | os.PathLike[str], rope_scali
     directory = Path(asked_for).resolve()
     if not directory.exists():
         name = os.fspath(asked_for)
-    elif (directory / TRAINED).is_file():
+    elif (directory / TRAINED).is_file() or training_record(directory):
         name = f"{directory.parent.name}/{directory.name}"
     else:
         name = directory.name

@@ -213,10 +213,9 @@ def decoder_of(model: Any) -> Any:
 
 def blocks(model: nn.Module) -> nn.ModuleList:
     """The layers of a decoder, with and without attention."""
-    attending = {id(module) for module in model.modules() if attached(module) is not None}
     lists = [module for module in decoder_of(model).modules() if isinstance(module, nn.ModuleList)]
-    # The outermost list whose layers attend: some families keep lists of norms, of experts or of predictors of further tokens beside it.
-    return next(each for each in lists if any(id(module) in attending for module in each.modules()))
+    # The outermost list of numbered layers: some families keep lists of norms or of experts beside it.
+    return next(each for each in lists if any(hasattr(module, "layer_idx") for module in each.modules()))
 
 
 def _declare_shared(model: PreTrainedModel) -> None:

@@ -132,17 +132,15 @@ class Prober:
 
 def _measured(stock: Any, source: Source | None) -> Rotation:
     name = type(stock).__name__
-    replica = _replica(stock)
+    copied = replica(stock)
     if getattr(stock, "is_causal", True) is False:
         raise InputError(f"{name} attends to later tokens too (an encoder); decoders are supported")
-    width = (
-        getattr(stock.config, "attention_hidden_size", None) or stock.config.hidden_size
-    )  # Zamba reads two streams side by side
+    width = stock.config.hidden_size
     hidden = torch.randn(1, _TOKENS, width, generator=torch.Generator().manual_seed(0))
     index = torch.arange(_TOKENS)[None]
     if source is None:
-        queries, keys, call = _passed(replica, hidden, None, name)
-        _require_no_index(replica, hidden, None, name, queries)
+        queries, keys, call = _passed(copied, hidden, None, name)
+        _require_no_index(copied, hidden, None, name, queries)
         return _unrotated(queries, keys, call)
     with torch.no_grad():
         given = source.tables(hidden, index)
@@ -153,9 +151,9 @@ def _measured(stock: Any, source: Source | None) -> Rotation:
     # One angle per frequency, so that both entries of a pair turn by the same: what keeps norms, as rotation does, is then unchanged.
     angles = torch.linspace(0.2, 1.3, len(frequencies), dtype=torch.float64)
     by_column = _column_order(source, frequencies, columns)
-    queries, keys, call = _passed(replica, hidden, _tables(given, torch.zeros(columns, dtype=torch.float64)), name)
-    turned, _, _ = _passed(replica, hidden, _tables(given, angles[by_column]), name)
-    _require_no_index(replica, hidden, _tables(given, angles[by_column]), name, turned)
+    queries, keys, call = _passed(copied, hidden, _tables(given, torch.zeros(columns, dtype=torch.float64)), name)
+    turned, _, _ = _passed(copied, hidden, _tables(given, angles[by_column]), name)
+    _require_no_index(copied, hidden, _tables(given, angles[by_column]), name, turned)
     entries = _pairs(queries[0].double(), turned[0].double(), angles, name)
     unscaled = _unscaled(source, len(frequencies))
     d_head = queries.shape[-1]
@@ -204,21 +202,21 @@ def _kernel(queries: Tensor, call: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _replica(stock: nn.Module) -> Any:
-    """A copy of `stock` in float32 on the processor, with other weights, and without its hooks."""
+def replica(stock: nn.Module, weights: bool = False) -> Any:
+    """A copy of `stock` in float32 on the processor, with random weights (or its own), and without its hooks."""
     generator = torch.Generator().manual_seed(1)
     memo: dict[int, Any] = {}
-    for parameter in stock.parameters():
+    for parameter in () if weights else stock.parameters():
         values = torch.randn(parameter.shape, generator=generator)
         values = values * parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 1.0 + 0.3 * values
         memo[id(parameter)] = nn.Parameter(values, requires_grad=False)
-    replica: Any = copy.deepcopy(stock, memo)
-    for module in replica.modules():
+    copied: Any = copy.deepcopy(stock, memo)
+    for module in copied.modules():
         for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
             hooks.clear()
-    replica.config = copy.copy(replica.config)
-    replica.config._attn_implementation_internal = _RECORD
-    return replica.float().eval()
+    copied.config = copy.copy(copied.config)
+    copied.config._attn_implementation_internal = _RECORD
+    return copied.float().cpu().eval()
 
 
 def _passed(replica: Any, hidden: Tensor, tables: Any, name: str, start: int = 0) -> tuple[Tensor, Tensor, dict[str, Any]]:
@@ -287,6 +285,22 @@ def identity(given: Any) -> Any:
     if isinstance(given, Tensor):
         return torch.ones_like(given)
     return torch.ones_like(given[0]), torch.zeros_like(given[1])
+
+
+def passed_queries(copied: Any, hidden: Tensor, tables: Any) -> Float[Tensor, "1 head token d_head"]:
+    """The queries that a replica gives to attention, turned by `tables`."""
+    return _passed(copied, hidden, tables, type(copied).__name__)[0]
+
+
+def turning_pairs(copied: Any, given: Any) -> list[tuple[int, int]]:
+    """First and second entry of every pair that a replica turns by tables like `given`, in the order of the table's columns."""
+    columns = given.shape[-1] if isinstance(given, Tensor) else given[0].shape[-1]
+    hidden = torch.randn(1, _TOKENS, copied.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    one = given[:, :1] if isinstance(given, Tensor) else tuple(table[:, :1] for table in given)
+    angles = torch.linspace(0.2, 1.3, columns, dtype=torch.float64)
+    name = type(copied).__name__
+    plain, turned = (_passed(copied, hidden, _tables(one, by), name)[0] for by in (torch.zeros_like(angles), angles))
+    return [(first, second) for first, second, _ in _pairs(plain[0].double(), turned[0].double(), angles, name)]
 
 
 def _pairs(
@@ -371,4 +385,6 @@ def attention_modules(model: nn.Module) -> Iterator[Any]:
 
 def _attends(kind: type) -> bool:
     """Whether a class of modules calls the attention functions of transformers in its forward pass."""
-    return "ALL_ATTENTION_FUNCTIONS" in getattr(kind.forward, "__wrapped__", kind.forward).__code__.co_names
+    own = [vars(each)["forward"] for each in kind.__mro__ if "forward" in vars(each)]
+    codes = [getattr(getattr(forward, "__wrapped__", forward), "__code__", None) for forward in own]
+    return any("ALL_ATTENTION_FUNCTIONS" in code.co_names for code in codes if code is not None)

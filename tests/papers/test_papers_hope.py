@@ -406,9 +406,8 @@ def test_figures_on_tiny_models_end_to_end(checkpoints, tmp_path):
     names = {"logit_by_distance", "turns_repo"} | {
         f"{name}_rope" for name in ("components", "vaf", "vaf_over_training", "beyond_training_length", "norms", "pair")
     }
-    assert {file.name for file in out.iterdir()} == {"README.md", "verdicts.csv", "figures.csv", "provenance.json"} | {
-        f"{name}.{kind}" for name in names for kind in ("png", "csv", "nc")
-    }
+    of_page = {"README.md", "verdicts.csv", "page.json", "numbers.csv.gz"}
+    assert {file.name for file in out.iterdir()} == of_page | {f"{name}.{kind}" for name in names for kind in ("png", "nc")}
     with (out / "verdicts.csv").open() as stream_of_rows:
         rows = list(csv.DictReader(stream_of_rows))
     verdicts = {(row["claim"], row["checkpoint"]): row["outcome"] for row in rows}

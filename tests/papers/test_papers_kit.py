@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 from matplotlib.figure import Figure
@@ -50,7 +51,7 @@ from position_papers.kit.differences import (
 from position_papers.kit.experiment import Drawing, Experiment, Needs, Paper, run, without_checkpoints
 from position_papers.kit.gallery import page_above, write_gallery
 from position_papers.kit.outcomes import primary_rows, read_table, records, standing, verdict_table
-from position_papers.kit.paper_directory import LARGEST, write_numbers
+from position_papers.kit.paper_directory import LARGEST, NUMBERS, numbers, write_numbers
 from position_papers.kit.rules import (
     Above,
     All,
@@ -343,8 +344,8 @@ def test_a_new_claim_is_on_every_page_by_its_experiment_alone(tmp_path):
     mine = paper(0.6, 0.4, claims=(*BOTH, new))
     build = Build(mine, Given(), mine.options(), "make figures", tmp_path / "mine", ("png", "svg", "pdf", "nc"))
     _, files = build.make(tmp_path / "cache", lambda text: None)
-    kinds = {f"shares.{kind}" for kind in ("png", "svg", "pdf", "nc", "csv")}
-    assert kinds | {"verdicts.csv", "README.md"} <= {file.name for file in files}
+    kinds = {f"shares.{kind}" for kind in ("png", "svg", "pdf", "nc")}
+    assert kinds | {"verdicts.csv", "numbers.csv.gz", "README.md"} <= {file.name for file in files}
     rows = read_table(tmp_path / "mine" / "verdicts.csv")
     assert rows[["claim", "outcome", "written"]].to_numpy().tolist() == [
         ["X1", HOLDS, BLIND],
@@ -360,7 +361,7 @@ def test_a_new_claim_is_on_every_page_by_its_experiment_alone(tmp_path):
     assert "| X9 | none | not measurable |" in (tmp_path / "claims.md").read_text()
 
 
-def test_the_numbers_behind_a_figure_are_one_table(tmp_path):
+def test_the_numbers_behind_all_figures_are_one_table(tmp_path):
     data = xr.Dataset(
         {
             "share": (("head", "prompt"), np.arange(4.0).reshape(2, 2), {"units": "1"}),
@@ -369,15 +370,20 @@ def test_the_numbers_behind_a_figure_are_one_table(tmp_path):
         },
         {"head": ["a", "b"], "scheme": ("head", ["rope", "repo"])},
     )
-    assert write_numbers(data, tmp_path / "numbers.csv") == ["many"]
-    rows = read_table(tmp_path / "numbers.csv")
-    of_share = rows[rows["variable"] == "share"]
-    assert of_share["value"].tolist() == ["0", "1", "2", "3"] and of_share["head"].tolist() == ["a", "a", "b", "b"]
-    assert rows.loc[rows["variable"] == "scheme", "value"].tolist() == ["rope", "repo"]
-    long = xr.Dataset({"share": (("head", "prompt"), np.arange(2.0 * LARGEST).reshape(2, LARGEST))})
-    assert write_numbers(long, tmp_path / "long.csv") == []
-    means = read_table(tmp_path / "long.csv")["value"].astype(float)
-    assert_allclose(means, long["share"].mean("prompt"), rtol=1e-5)
+    long = xr.Dataset({"share": (("length", "prompt"), np.arange(2.0 * LARGEST).reshape(2, LARGEST))}, {"length": [64.0, 128.0]})
+    tables = {"first": numbers(data), "long": numbers(long)}
+    assert [left_out for _, left_out in tables.values()] == [["many"], []]
+    write_numbers(pd.concat([table.assign(figure=name) for name, (table, _) in tables.items()]), tmp_path / NUMBERS)
+    rows = pd.read_csv(tmp_path / NUMBERS)
+    assert rows.columns.tolist() == ["figure", "variable", "head", "prompt", "length", "value", "text", "units"]
+    first = rows[rows["figure"] == "first"].dropna(axis=1, how="all")
+    share = first.loc[first["variable"] == "share", ["head", "prompt", "value", "units"]]
+    assert share.to_numpy().tolist() == [["a", 0, 0, 1], ["a", 1, 1, 1], ["b", 0, 2, 1], ["b", 1, 3, 1]]
+    assert first.loc[first["variable"] == "scheme", "text"].tolist() == ["rope", "repo"]
+    assert first.loc[first["variable"] == "known", "value"].tolist() == [1]
+    means = rows[rows["figure"] == "long"]
+    assert_allclose(means["value"], long["share"].mean("prompt"), rtol=1e-5)
+    assert means["length"].tolist() == [64, 128]
 
 
 def test_a_claim_stands_where_it_holds_on_all_that_it_speaks_of_and_beyond_its_null():

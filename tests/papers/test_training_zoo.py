@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from position_papers.training.records import recorded_scores
+from position_papers.training.trained import zoo_runs
 from position_papers.zoo import zoo_entry
 from repo_interp.analysis.trained_task import trained_task
 from repo_interp.errors import InputError
@@ -42,7 +43,7 @@ def test_every_checkpoint_loads_strictly_and_is_small_and_says_what_made_it(name
     assert load_tokenizer(checkpoint).get_vocab() == trained_task(entry.path).tokenizer().get_vocab()
     assert entry.bytes < 4 * ONE_MEGABYTE
     assert name.split("/")[0] == entry.configuration.task
-    assert "made_with" in (entry.path / "training.toml").read_text()
+    assert all("made_with" in line["training"] for line in zoo_runs(entry.path))
     assert all(run.steps == entry.configuration.steps and run.loss < 5 for run in recorded_scores(entry.path))
 
 

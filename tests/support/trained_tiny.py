@@ -11,7 +11,7 @@ from position_papers.training.configuration import TrainingConfiguration, replac
 from position_papers.training.folder import TrainingFolder
 from position_papers.training.loop import train
 from position_papers.training.preparation import prepare
-from position_papers.training.trained import zoo_runs
+from position_papers.training.trained import configured, zoo_runs
 from repo_interp.models.configuration import tokens_of
 from repo_interp.shipped import zoo_path
 
@@ -52,7 +52,9 @@ def left_by_training(name: str, directory: Path) -> Path:
     place = shutil.copytree(zoo_path(name), directory, ignore=shutil.ignore_patterns("seed-*"))
     for file in tokens_of(zoo_path(name)).glob("tokenizer*"):
         shutil.copy(file, place)
-    (place / "scores.json").write_text(json.dumps(zoo_runs(zoo_path(name))[0]["scores"]))
+    run = zoo_runs(zoo_path(name))[0]
+    (place / "scores.json").write_text(json.dumps(run["scores"]))
+    (place / "training.toml").write_text(to_toml(configured(run["training"]), run["training"]["made_with"]))
     return place
 
 

@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_formats,
         default=("png",),
         metavar="png,svg,pdf,nc",
-        help="what every figure is written as, beside the CSV of its numbers; nc: all that is drawn, as netCDF (default: png)",
+        help="formats of every figure; nc: all that is drawn, as netCDF (default: png)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace other figures of these papers that stand in --out")
     add_settings(

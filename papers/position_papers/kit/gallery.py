@@ -1,7 +1,7 @@
 """The page over the figures of all papers: what became of every claim, and every figure, from the files that the papers' pages left.
 
-    DIRECTORY/*/verdicts.csv, figures.csv -> DIRECTORY/README.md    pictures, and one line per claim
-                                             DIRECTORY/claims.md    every number
+    DIRECTORY/*/verdicts.csv, page.json -> DIRECTORY/README.md    pictures, and one line per claim
+                                           DIRECTORY/claims.md    every number
     DIRECTORY/SUBJECT/DATA/*/verdicts.csv    a checkpoint beside those of the zoo, by what it was asked: a section of its own
 
 The list of claims comes with the papers, so that those that nobody measured yet are there too. Every (claim, part) is a row of its own.
@@ -10,7 +10,6 @@ The templates `pages/gallery.md.jinja` and `pages/numbers.md.jinja` make the wor
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,7 +20,7 @@ from position_papers.kit.claims import Claim
 from position_papers.kit.experiment import Paper
 from position_papers.kit.outcomes import EXTENSION, Row, primary_rows, read_table, records, standing
 from position_papers.kit.pages import rendered
-from position_papers.kit.paper_directory import FIGURES, PROVENANCE, VERDICTS
+from position_papers.kit.paper_directory import PAGE, VERDICTS, read_page
 from repo_interp.errors import InputError
 from repo_interp.files import write_text
 
@@ -110,7 +109,7 @@ def _subject(directory: Path, name: str, places: Sequence[tuple[str, str]], pape
             place = f"{name}/{data}/{paper.name}"
             title = f"{paper.title.partition(',')[0]}, {data}"
             pages.append({"title": title, "place": place, "figures": _figures(directory / place)})
-    known = [json.loads((directory / page["place"] / PROVENANCE).read_text(encoding="utf-8")) for page in pages]
+    known = [read_page(directory / page["place"])["provenance"] for page in pages]
     equal = {key: value for key, value in known[0].items() if key != "command" and all(each.get(key) == value for each in known)}
     commands = list(dict.fromkeys(each["command"] for each in known))
     return {"name": name, "asked": asked, "pages": pages, "claims": claims, "commands": commands, "provenance": equal}
@@ -127,7 +126,6 @@ def _verdicts(directory: Path) -> list[Row]:
     return records(read_table(file)) if file.is_file() else []
 
 
-def _figures(directory: Path) -> list[dict[Any, Any]] | None:
+def _figures(directory: Path) -> list[dict[str, str]] | None:
     """Names and captions of the figures of a paper; None where they were not made yet."""
-    file = directory / FIGURES
-    return read_table(file).to_dict("records") if file.is_file() else None
+    return read_page(directory)["figures"] if (directory / PAGE).is_file() else None

@@ -1,12 +1,13 @@
-"""Figures of a paper in a directory: each with the numbers behind it, and a page that says what was found and by what command.
+"""Write the figures of a paper into a directory, with the numbers behind them and a page of the verdicts.
 
-    NAME.png, NAME.csv      the figure and its numbers; .svg, .pdf and .nc (the whole dataset) where `formats` asks for them
-    figures.csv             names and captions, in order, with the variables that are too large for NAME.csv
+    NAME.png                a figure; NAME.svg, .pdf and .nc (its whole dataset) where `formats` lists them
+    numbers.csv.gz          the numbers behind all figures, one per row; pandas.read_csv opens it
     verdicts.csv            every verdict, every column, with how the checkpoint differs in scale and the command that gives the row
-    provenance.json         what it was made from: the same again gives the same bytes
+    page.json               provenance: what the page was made from, and the same again gives the same bytes; figures: name and caption of
+                            each, in order, and its variables that are too large for numbers.csv.gz
     README.md               the table of verdicts, the figures with captions, the command, by the template `pages/paper.md.jinja`
 
-All of it or none: it is made beside and moved into place. Knows nothing about any paper.
+The directory is written whole or not at all: it is made beside its place and moved there. Knows nothing about any paper.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,21 +32,27 @@ from repo_interp.files import replaced
 from repo_interp.plots.style import save_figure
 from repo_interp.run import write_netcdf
 
-VERDICTS, FIGURES, PROVENANCE = "verdicts.csv", "figures.csv", "provenance.json"
+VERDICTS, NUMBERS, PAGE = "verdicts.csv", "numbers.csv.gz", "page.json"
 FORMATS = ("png", "svg", "pdf", "nc")
-"""What a figure can be written as, beside the CSV of its numbers."""
+"""The formats of a figure."""
 LARGEST = 2_000
-"""Numbers of a variable from which on its means over the axes of `REPLICATES` stand for it; it is left out where they are more too."""
+"""A variable of more numbers is replaced by its means over the axes of `REPLICATES`, and left out if those are still more."""
+COLUMNS = ("figure", "variable", "value", "text", "units")
+"""Columns of numbers.csv.gz beside the axes, which stand after the second."""
 REPLICATES = ("prompt", "repeat", "draw", "point", "round")
 
 
 def is_made_from(directory: Path, provenance: Mapping[str, str]) -> bool:
     """Whether `directory` holds figures made from just this."""
-    file = directory / PROVENANCE
     try:
-        return json.loads(file.read_text(encoding="utf-8")) == dict(provenance)
-    except (OSError, ValueError):
+        return read_page(directory)["provenance"] == dict(provenance)
+    except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def read_page(directory: Path) -> dict[str, Any]:
+    """The page.json of `directory`."""
+    return json.loads((directory / PAGE).read_text(encoding="utf-8"))
 
 
 def require_free(directory: Path) -> None:
@@ -76,21 +84,20 @@ def write_paper(
         raise InputError(f"two figures would have the same name, {', '.join(twice)}; give the checkpoints other names")
     with replaced(directory) as unfinished:
         unfinished.mkdir(parents=True)
-        figures = []
+        figures, tables = [], [pd.DataFrame(columns=list(COLUMNS))]
         for name, drawing in zip(names, drawings, strict=True):
             save_figure(drawing.figure, unfinished / name, [each for each in formats if each != "nc"])
             if "nc" in formats:
                 attributes = {"caption": drawing.caption, "command": command, **provenance}
                 write_netcdf(plain(drawing.data).assign_attrs(attributes), unfinished / f"{name}.nc")
-            left_out = write_numbers(drawing.data, unfinished / f"{name}.csv")
+            table, left_out = numbers(drawing.data)
+            tables.append(table.assign(figure=name))
             figures.append({"figure": name, "caption": drawing.caption, "left_out": ", ".join(left_out)})
         told = [(result.experiment, verdict) for result in results for verdict in result.verdicts]
         scales = [scale_beside(own.claim.scale or experiment.scale, own.checkpoint, paths) for experiment, own in told]
         verdicts = verdict_table((own for _, own in told), scales, command)
         verdicts.to_csv(unfinished / VERDICTS, index=False, lineterminator="\n")
-        pd.DataFrame(figures, columns=["figure", "caption", "left_out"]).to_csv(
-            unfinished / FIGURES, index=False, lineterminator="\n"
-        )
+        write_numbers(pd.concat(tables), unfinished / NUMBERS)
         rows = records(verdicts)
         page = rendered(
             "paper.md",
@@ -103,7 +110,8 @@ def write_paper(
             figures=figures,
             provenance=provenance,
         )
-        texts = {PROVENANCE: json.dumps(dict(provenance), indent=1) + "\n", "README.md": page}
+        facts = {"provenance": dict(provenance), "figures": figures}
+        texts = {PAGE: json.dumps(facts, indent=1, ensure_ascii=False) + "\n", "README.md": page}
         for name, text in texts.items():
             (unfinished / name).write_text(text, encoding="utf-8", newline="\n")
     return sorted(directory.iterdir())
@@ -114,21 +122,29 @@ def plain(data: xr.Dataset) -> xr.Dataset:
     return data.assign({name: array.astype("int8") for name, array in data.items() if array.dtype == bool})
 
 
-def write_numbers(data: xr.Dataset, file: Path) -> list[str]:
-    """Write what is drawn as one table: a row per number, with its variable, unit and place on every axis. Return the variables that are
-    left out, which are too large for a text.
+def numbers(data: xr.Dataset) -> tuple[pd.DataFrame, list[str]]:
+    """What a figure draws as one table of text, and the variables that are too large for it.
+
+    A row has a variable, its place on every axis, its value as a number or as a text, and its unit.
     """
-    parts, left_out = [], []
+    parts, left_out = [pd.DataFrame(columns=list(COLUMNS))], []
     for name, array in plain(data.reset_coords()).data_vars.items():
-        if array.size > LARGEST and np.issubdtype(array.dtype, np.number):
+        is_number = np.issubdtype(array.dtype, np.number)
+        if array.size > LARGEST and is_number:
             array = array.mean([axis for axis in REPLICATES if axis in array.dims], keep_attrs=True)
         if array.size > LARGEST:
             left_out.append(str(name))
             continue
-        own = array.to_series().dropna().rename("value").reset_index() if array.dims else pd.DataFrame({"value": [array.item()]})
-        own["value"] = [f"{each:.6g}" if isinstance(each, float) else str(each) for each in own["value"]]
+        own = array.to_series().dropna().rename("drawn").reset_index() if array.dims else pd.DataFrame({"drawn": [array.item()]})
+        drawn = own.pop("drawn")
+        own = own.convert_dtypes().astype(str)  # whole numbers without a decimal point, whatever other figures have on the axis
+        own["value" if is_number else "text"] = [f"{each:.6g}" if isinstance(each, float) else str(each) for each in drawn]
         parts.append(own.assign(variable=str(name), units=str(array.attrs.get("units", ""))))
-    table = pd.concat(parts) if parts else pd.DataFrame(columns=["variable", "value", "units"])
-    axes = [name for name in table.columns if name not in ("variable", "value", "units")]
-    table[["variable", *axes, "value", "units"]].to_csv(file, index=False, lineterminator="\n")
-    return left_out
+    return pd.concat(parts), left_out
+
+
+def write_numbers(table: pd.DataFrame, file: Path) -> None:
+    """Write the tables of `numbers`, one below the other with a column `figure`, as compressed CSV; the same table gives the same bytes."""
+    axes = [name for name in table.columns if name not in COLUMNS]
+    columns = [*COLUMNS[:2], *axes, *COLUMNS[2:]]
+    table[columns].to_csv(file, index=False, lineterminator="\n", compression={"method": "gzip", "mtime": 0})

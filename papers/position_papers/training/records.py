@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from position_papers.training.configuration import TrainingConfiguration
-from position_papers.training.trained import RUNS, configured, read_runs, seed_of, trained_configuration, zoo_runs
+from position_papers.training.trained import configured, read_runs, seed_of, trained_configuration, zoo_runs
 from repo_interp.errors import InputError
 from repo_interp.files import write_text
+from repo_interp.shipped import RUNS
 
 SAME_TEXTS = "scores_on_texts_of_seed_0"
 """Key of a line about another seed of a language model whose weights do not ship: training scores every seed on other windows of the

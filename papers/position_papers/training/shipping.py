@@ -85,7 +85,7 @@ def _work(run: PlannedRun) -> float:
 def install(run: PlannedRun, zoo: Path) -> Path:
     """Put the record of a finished run into the directory `zoo`, and its weights where the plan says that they ship, whole or not at all.
 
-    Returns where its weights are, or its record. The two checkpoints of the instrument stay there as they were trained.
+    Returns where its weights are, or its record. The two checkpoints of the instrument keep the files that training wrote.
     """
     same_texts = None
     if run.planned.task == "language" and run.seed and run.seed not in run.planned.weights:
@@ -98,7 +98,8 @@ def install(run: PlannedRun, zoo: Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with replaced(target) as fresh:
         fresh.mkdir()
-        for name in ("config.json", "training.toml", "steps.nc", *((WEIGHTS, "generation_config.json") if at_instrument else ())):
+        as_trained = (WEIGHTS, "generation_config.json", "training.toml") if at_instrument else ()
+        for name in ("config.json", "steps.nc", *as_trained):
             if (run.directory / name).is_file():
                 shutil.copyfile(run.directory / name, fresh / name)
         for seed in target.glob("seed-*"):
@@ -148,19 +149,26 @@ def write_registry(zoo: Path) -> None:
 
 _HEAD = """# The checkpoints that come with the laboratory
 
-`ri.zoo("niah/rope")` loads one, `repo-interp zoo` lists them, `make zoo` trains all of them again and writes this page. TASK/NAME has the
-weights of seed 0 in float16, and `training.toml`: everything that decides the bytes before they are rounded, with command and versions.
-TASK/NAME/seed-N has those of another seed where they ship: `ri.load("reversal/repo/seed-1")`. TASK has the tokenizer, and `runs.jsonl`: a
-line per training run with its configuration, its scores and its final loss. Checkpoints marked "records" ship without weights; niah/repo
-and reversal/repo come with the instrument. `registry.csv` lists sizes and SHA-256 of all weights, the page of
-[the adapters](smollm2-135m/README.md) what they are.
+`ri.zoo("niah/rope")` loads a checkpoint, `repo-interp zoo` lists all, `make zoo` trains all again and writes this page.
 
-The same configuration on the same machine gives the same bytes. Loss: of the last steps of training, nats per target. Loss and scores:
-mean over seeds, ± their standard deviation. A seed decides the weights that training begins with, the order of its data, and the prompts
-that are scored: ± is of all three together, and not the error of a comparison of two checkpoints, which have the same prompts where they
-have the same seed. Of `language` prompts are windows of held-out text, some harder than others, so that much of its ± is of the windows.
-`repo-interp zoo train TASK/NAME` trains every seed of one, and what it continues, as
-[plan.toml](../position_papers/training/plan.toml) states it.
+| place | contents |
+|---|---|
+| TASK/NAME | weights of seed 0 in float16, and their configuration |
+| TASK/NAME/seed-N | the same of another seed, if its weights ship: `ri.load("reversal/repo/seed-1")` |
+| TASK/runs.jsonl | a line for each training run: its configuration, command, versions, final loss and scores |
+| TASK/tokenizer.json | the tokenizer of all checkpoints of the task |
+| registry.csv | size, SHA-256 and a description of all weights |
+
+niah/repo and reversal/repo come with the instrument. Checkpoints marked "records" ship without weights. The
+[adapters](smollm2-135m/README.md) have a page of their own.
+
+The same configuration on the same machine gives the same weights, before they are rounded to float16. `repo-interp zoo train TASK/NAME`
+trains every seed of a checkpoint, and the checkpoint that it continues, as [plan.toml](../position_papers/training/plan.toml) states them.
+
+Loss is the mean over the last steps of training, in nats per target. Loss and scores are means over seeds, ± their standard deviation. A
+seed decides the initial weights, the order of the training data, and the prompts that are scored; ± includes all three. It is not the
+error of a comparison of two checkpoints, because equal seeds have equal prompts. The prompts of `language` are windows of held-out text.
+Windows differ in difficulty, which makes up much of its ±.
 """
 
 

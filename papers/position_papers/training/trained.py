@@ -20,9 +20,8 @@ from position_papers.zoo_directory import recorded_at
 from repo_interp.errors import InputError, Taken
 from repo_interp.models.checkpoints import identify
 from repo_interp.models.provenance import checkpoint_digest
+from repo_interp.shipped import RUNS
 from repo_interp.tasks import Task, make_task
-
-RUNS = "runs.jsonl"
 
 
 def made_with(configuration: TrainingConfiguration, command: str) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Colours that stay apart, labels that can be read, files that are the same every time."""
 
+import io
 import itertools
 import os
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
+from PIL import Image
 from places import SUPPORT
 
 from repo_interp.plots.marks.drawing import contiguous, thin, token_label
@@ -21,6 +23,7 @@ from repo_interp.plots.style import (
     save_figure,
     span_colours,
     style,
+    with_palette,
 )
 
 SCHEMES = ["rope", "nope", "repo", "hope", "alibi", "kerple", "fire", "learned", "cope", "continuous", "multihead_continuous"]
@@ -164,6 +167,32 @@ def test_a_figure_saves_itself_in_the_style_and_shows_itself_in_a_notebook(tmp_p
     save_figure(same, tmp_path / "same", ["svg"])
     assert (tmp_path / "figure.svg").read_bytes() == (tmp_path / "same.svg").read_bytes()
     assert figure._repr_png_().startswith(b"\x89PNG")
+
+
+def drawn_and_with_palette(colours, size):
+    """A PNG with pixels of `colours` [pixel, RGBA] in a picture of `size`, and the pixels that are left of it; both as arrays."""
+    pixels, png = np.resize(colours.astype(np.uint8), (*size, 4)), io.BytesIO()
+    Image.fromarray(pixels).save(png, "png", dpi=(300, 300))
+    with Image.open(io.BytesIO(with_palette(png.getvalue()))) as smaller:
+        assert round(smaller.info["dpi"][0]) == 300
+        return pixels, np.asarray(smaller.convert("RGBA")), smaller.mode
+
+
+def test_a_picture_of_few_colours_keeps_them_and_one_with_transparent_parts_is_left_alone():
+    colours = np.column_stack([np.arange(256), np.arange(256)[::-1], np.arange(256) // 2, np.full(256, 255)])
+    for opaque, mode in ((colours, "P"), (colours[:2], "P"), (colours * [1, 1, 1, 0.5], "RGBA")):
+        pixels, left, found = drawn_and_with_palette(opaque, (32, 40))
+        assert np.array_equal(left, pixels) and found == mode
+
+
+def test_a_picture_of_many_colours_keeps_areas_exactly_and_no_colour_is_far_off():
+    gradient = np.linspace([0, 80, 255], [255, 200, 0], 3000)
+    rare = np.array([[255, 0, 255], [0, 0, 0]])
+    colours = np.concatenate([np.repeat([[250, 251, 252]], 30_000, 0), np.repeat([[250, 251, 250]], 3_000, 0), gradient, rare])
+    pixels, left, mode = drawn_and_with_palette(np.column_stack([colours, np.full(len(colours), 255)]), (len(colours), 1))
+    off = np.abs(left.astype(int) - pixels).max(-1)[:, 0]
+    assert mode == "P" and len(np.unique(left.reshape(-1, 4), axis=0)) <= 256
+    assert off[:33_000].max() == 0 and off.max() <= 3
 
 
 def test_names_are_drawn_as_they_are_and_what_no_font_has_as_its_code():

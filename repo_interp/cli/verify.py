@@ -1,0 +1,51 @@
+"""`repo-interp verify A [B]`: whether a model rotates as its configuration says, at every distance."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+SUMMARY = "Audit how a checkpoint rotates: the angle of every pair at every distance, against its configuration or a second checkpoint."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("checkpoint", metavar="A", help="a directory, a hub id, a GGUF file, or the name of a zoo checkpoint")
+    parser.add_argument("other", metavar="B", nargs="?", help="the same model in another form, whose rotation and queries are compared")
+    parser.add_argument("--dtype", default="float32", help="precision of the tables: float32, bfloat16, float16 (default: float32)")
+    parser.add_argument("--longest", type=int, metavar="N", help="the last distance in tokens (default: twice the training length)")
+    parser.add_argument("--out", metavar="DIR", help="write rotation.png and rotation.nc there")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print a line per finding; return 1 where there is one, else 0."""
+    from repo_interp.cli.checkpoint import find
+    from repo_interp.cli.console import Console, bold
+    from repo_interp.files import require_directory
+    from repo_interp.models.audit import verify
+
+    if arguments.out is not None:
+        require_directory(Path(arguments.out))
+    console, named = Console(), [arguments.checkpoint, *([arguments.other] if arguments.other else [])]
+    console.print(f"auditing {' and '.join(named)}", highlight=False)
+    audited = verify(*(find(name) for name in named), dtype=arguments.dtype, longest=arguments.longest)
+    findings = audited.attrs["findings"].splitlines()
+    for finding in findings:
+        console.print(finding, style="yellow", highlight=False, soft_wrap=True)
+    turning = int((audited["frequency"] > 0).any("component").sum())
+    console.print(
+        bold(arguments.checkpoint, f"  {audited.sizes['layer']} layers with attention, {turning} of them rotate; distances 1 to "
+        f"{audited.attrs['longest']:,} in {audited.attrs['dtype']}; largest error {float(audited['largest_error'].max()):.2g} rad; "
+        f"{len(findings) or 'no'} finding{'' if len(findings) == 1 else 's'}"),
+        highlight=False,
+    )
+    if arguments.out is not None:
+        from repo_interp.plots.audit import rotation_errors
+        from repo_interp.plots.style import save_figure
+
+        directory = Path(arguments.out)
+        directory.mkdir(parents=True, exist_ok=True)
+        audited.to_netcdf(directory / "rotation.nc", engine="h5netcdf")
+        for path in save_figure(rotation_errors(audited), directory / "rotation"):
+            console.print(bold(path), highlight=False)
+    return 1 if findings else 0

@@ -1,0 +1,346 @@
+"""The rotation audit: the angle by which a model turns each pair of each head, as a function of distance, against what it should be.
+
+    error(l, h, r, delta) = | angle(q_r, R q_r at position delta) - theta_r delta |   mod 2 pi, in radians
+
+A model that does not rotate as its configuration says gives plausible short texts, and fails at long ones. So the angle is measured on the
+attention modules themselves, called with the tables that the model's own rotary module makes for the positions delta: powers of two and
+their neighbours, to the longest length. The angle is computed in float64 from passes in float32 (or the dtype asked for). Expected are
+
+    theta_r      transformers' rope functions, from the configuration; 1 / theta^(2r/d) in float64 for the default kind
+    pairs        those of a module of the same class, built anew
+    length       |R q_r| / |q_r| = attention_scaling (YaRN's factor)
+    no rotation  where the configuration says that a layer has none
+
+A second model is compared by its angles, and by what its weights make of the same hidden states before rotation: pairs that a conversion
+put into another order are found there. Knows no scheme of ours.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from accelerate import init_empty_weights
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from repo_interp.errors import InputError
+from repo_interp.models.architectures import native_layout, training_length
+from repo_interp.models.checkpoints import load_model
+from repo_interp.models.configuration import identify
+from repo_interp.models.reposition import decoder_of
+from repo_interp.models.rotation import Source, attention_modules, identity, passed_queries, replica, source_of, turning_pairs
+
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.bfloat16: 1e-2, torch.float16: 1e-2}
+"""Radians: a larger error is a finding."""
+ROUNDING = 2.0**-22
+"""Of an angle that is computed in float32: theta delta has this relative error, whatever the tables are stored in."""
+LENGTH_TOLERANCE = 1e-2
+"""Relative error of the length of a turned pair that is a finding."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fault: in some layers, what was expected, what was measured, and from which distance on it shows."""
+
+    layers: tuple[int, ...]
+    pairs: tuple[int, ...]
+    expected: str
+    measured: str
+    first_distance: int
+
+    def __str__(self) -> str:
+        pairs = f", pair{'s' if len(self.pairs) > 1 else ''} {spans(self.pairs)}" if self.pairs else ""
+        return (
+            f"layer{'s' if len(self.layers) > 1 else ''} {spans(self.layers)}{pairs}: expected {self.expected}, measured {self.measured}, "
+            f"from distance {self.first_distance} on"
+        )
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """What a layer's configuration says."""
+
+    frequencies: Tensor
+    """float64, of the pairs that turn; empty where the layer does not rotate."""
+    length: float
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What a layer's module does."""
+
+    pairs: tuple[tuple[int, int], ...]
+    """First and second entry of each, fastest first."""
+    angles: Tensor
+    """[head, pair, distance], radians, mod 2 pi."""
+    lengths: Tensor
+    """[head, pair, distance], turned over plain."""
+
+
+def distances(longest: int) -> list[int]:
+    """Powers of two and their neighbours from 1 to `longest`, and `longest`."""
+    powers = [1 << exponent for exponent in range(longest.bit_length())]
+    return sorted({near for power in powers for near in (power - 1, power, power + 1) if 1 <= near <= longest} | {longest})
+
+
+def audit(model: Any, other: Any = None, dtype: torch.dtype = torch.float32, longest: int | None = None) -> xr.Dataset:
+    """The rotation of a stock `model` of Hugging Face, on any device, against its configuration, and against an `other` model.
+
+    `dtype`: of the hidden states that the rotary module makes tables for. `longest`: the last distance; None: twice the training length.
+    Returns `error [layer, component, distance]` (largest of the heads, radians), `largest_error` and `first_distance [layer, head,
+    component]` (-1 where the error stays below the tolerance), `frequency [layer, component]`; the attribute `findings` has one line each.
+    Raises InputError for a model whose attention cannot be observed.
+    """
+    config = model.config
+    longest = 2 * training_length(config) if longest is None else longest
+    if not isinstance(longest, int) or not 1 <= longest <= 1 << 24:
+        raise InputError(f"the longest distance is {longest!r}; wanted a whole number from 1 to {1 << 24}")
+    deltas = distances(longest)
+    layers = {stock.layer_idx: stock for stock in attention_modules(decoder_of(model))}
+    if not layers:
+        raise InputError(f"this {config.model_type} has no attention module whose rotation could be measured")
+    expected = {layer: _expected(config, stock) for layer, stock in layers.items()}
+    measured = {layer: _measured(model, stock, deltas, dtype) for layer, stock in layers.items()}
+    findings = [*_findings(expected, measured, deltas, TOLERANCE[dtype])]
+    findings += _pair_findings(config, layers, measured, deltas)
+    if other is not None:
+        findings += _differences(model, other, layers, measured, deltas, dtype)
+    return _table(expected, measured, deltas, TOLERANCE[dtype]).assign_attrs(
+        model_type=config.model_type, dtype=str(dtype).removeprefix("torch."), longest=longest, findings="\n".join(map(str, findings))
+    )
+
+
+def _expected(config: Any, stock: Any) -> _Expected:
+    layer = stock.layer_idx
+    none = _Expected(torch.empty(0, dtype=torch.float64), 1.0)
+    parameters = getattr(config, "rope_parameters", None) or {}
+    if native_layout(config)[layer] != "rope" or not parameters:
+        return none
+    kinds = getattr(config, "layer_types", None)
+    kind = kinds[layer] if kinds and isinstance(parameters.get(kinds[layer]), dict) else None
+    of_layer = parameters[kind] if kind is not None else parameters
+    width = getattr(config, "qk_rope_head_dim", None) or getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rotated = int(width * (of_layer.get("partial_rotary_factor") or 1.0))
+    name = of_layer.get("rope_type", "default")
+    if name == "default":
+        exponents = torch.arange(0, rotated, 2, dtype=torch.float64) / rotated
+        return _Expected(float(of_layer["rope_theta"]) ** -exponents, 1.0)
+    frequencies, length = ROPE_INIT_FUNCTIONS[name](config, torch.device("cpu"), layer_type=kind)
+    frequencies = frequencies.double()
+    return _Expected(frequencies[frequencies > 0], float(length))
+
+
+def _measured(model: Any, stock: Any, deltas: Sequence[int], dtype: torch.dtype) -> _Measured:
+    """Angles that the attention module turns by at the positions `deltas`, with the tables of the model's rotary module."""
+    source = source_of(decoder_of(model), stock, stock.config)
+    if source is None:
+        return _Measured((), torch.empty(0, 0, len(deltas)), torch.empty(0, 0, len(deltas)))
+    copied = replica(stock)
+    hidden = torch.randn(1, len(deltas), stock.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    device = next(source.rotary.buffers()).device
+    with torch.no_grad():
+        tables = source.tables(hidden.to(device, dtype), torch.tensor([deltas], device=device))
+    tables = tables.cpu() if isinstance(tables, Tensor) else tuple(table.cpu().float() for table in tables)
+    plain, turned = passed_queries(copied, hidden, identity(tables)), passed_queries(copied, hidden, tables)
+    pairs = turning_pairs(copied, tables)
+    first, second = (torch.tensor([pair[place] for pair in pairs], dtype=torch.long) for place in (0, 1))
+    x, y = ((queries[0].double()[..., first], queries[0].double()[..., second]) for queries in (plain, turned))
+    angles = torch.atan2(x[0] * y[1] - x[1] * y[0], x[0] * y[0] + x[1] * y[1])
+    lengths = ((y[0] ** 2 + y[1] ** 2) / (x[0] ** 2 + x[1] ** 2).clamp_min(1e-12)).sqrt()
+    return _Measured(tuple(pairs), angles.transpose(1, 2), lengths.transpose(1, 2))
+
+
+def _errors(expected: _Expected, measured: _Measured, deltas: Sequence[int]) -> Tensor:
+    """[head, pair, distance]: pairs are compared in order; a pair too many is expected not to turn, one too few not to have turned."""
+    count = max(len(expected.frequencies), len(measured.pairs))
+    heads = measured.angles.shape[0] if len(measured.pairs) else 1
+    wanted = torch.zeros(count, len(deltas), dtype=torch.float64)
+    wanted[: len(expected.frequencies)] = expected.frequencies[:, None] * torch.tensor(deltas, dtype=torch.float64)
+    found = torch.zeros(heads, count, len(deltas), dtype=torch.float64)
+    if len(measured.pairs):
+        found[:, : len(measured.pairs)] = measured.angles
+    return torch.remainder(found - wanted + math.pi, 2 * math.pi).sub(math.pi).abs()
+
+
+def _allowed(expected: _Expected, count: int, deltas: Sequence[int], tolerance: float) -> Tensor:
+    """[pair, distance]: the tolerance, and the rounding of an angle in float32."""
+    frequencies = torch.zeros(count, dtype=torch.float64)
+    frequencies[: len(expected.frequencies)] = expected.frequencies
+    return tolerance + ROUNDING * frequencies[:, None] * torch.tensor(deltas, dtype=torch.float64)
+
+
+def _first(wrong: Tensor, deltas: Sequence[int]) -> int:
+    return deltas[int(wrong.nonzero()[0])]
+
+
+def _findings(
+    expected: dict[int, _Expected], measured: dict[int, _Measured], deltas: Sequence[int], tolerance: float
+) -> Iterator[Finding]:
+    found: list[tuple[Any, int]] = []
+    for layer, wanted in expected.items():
+        seen = measured[layer]
+        errors = _errors(wanted, seen, deltas)
+        wrong = errors.amax(0) > _allowed(wanted, errors.shape[1], deltas, tolerance)
+        pairs = tuple(wrong.any(1).nonzero().flatten().tolist())
+        if not len(wanted.frequencies) and len(seen.pairs):
+            found.append((((), "no rotation, as the configuration says", f"{len(seen.pairs)} pairs that turn", deltas[0]), layer))
+        elif len(wanted.frequencies) and not len(seen.pairs):
+            found.append((((), f"{len(wanted.frequencies)} pairs that turn", "no rotation", deltas[0]), layer))
+        elif len(wanted.frequencies) != len(seen.pairs):
+            text = (f"{len(wanted.frequencies)} pairs that turn (partial rotation)", f"{len(seen.pairs)}")
+            found.append((((), *text, _first(wrong.any(0), deltas) if pairs else deltas[0]), layer))
+        elif pairs:
+            worst = int(errors.amax((0, 2)).argmax())
+            actual = float(seen.angles[0, worst, deltas.index(1)])
+            text = (f"theta {float(wanted.frequencies[worst]):.6g} (pair {worst})", f"{actual:.6g}")
+            text = (*text[:1], f"{text[1]}, {float(errors.max()):.2g} rad off")
+            found.append(((pairs, *text, _first(wrong.any(0), deltas)), layer))
+        if len(seen.pairs):
+            length = float(seen.lengths.median())
+            if abs(length / wanted.length - 1) > LENGTH_TOLERANCE and len(wanted.frequencies):
+                text = (f"queries lengthened by {wanted.length:.4g} (attention factor)", f"{length:.4g}")
+                found.append((((), *text, deltas[0]), layer))
+    return _grouped(found)
+
+
+def _pair_findings(config: Any, layers: dict[int, Any], measured: dict[int, _Measured], deltas: Sequence[int]) -> Iterator[Finding]:
+    """Pairs of other entries than those of a module of the same family that is built anew."""
+    with init_empty_weights(include_buffers=False):
+        fresh = AutoModelForCausalLM.from_config(config)
+    found: list[tuple[Any, int]] = []
+    for stock in attention_modules(decoder_of(fresh)):
+        source = source_of(decoder_of(fresh), stock, stock.config)
+        seen = measured.get(stock.layer_idx)
+        if source is None or seen is None or not seen.pairs:
+            continue
+        with torch.no_grad():
+            tables = source.tables(torch.zeros(1, 1, 1), torch.tensor([[1]]))
+        wanted = turning_pairs(replica(stock), tables)
+        if tuple(wanted) != seen.pairs and len(wanted) == len(seen.pairs):
+            found.append((((), f"entries {_shown(wanted)} as pairs", _shown(seen.pairs), deltas[0]), stock.layer_idx))
+    return _grouped(found)
+
+
+def _differences(
+    model: Any, other: Any, layers: dict[int, Any], measured: dict[int, _Measured], deltas: Sequence[int], dtype: torch.dtype
+) -> Iterator[Finding]:
+    """Where a second model of the same family turns by other angles, or makes other queries of the same hidden states."""
+    others = {stock.layer_idx: stock for stock in attention_modules(decoder_of(other))}
+    if others.keys() != layers.keys() or other.config.model_type != model.config.model_type:
+        raise InputError(
+            f"two models of one family with as many layers were wanted; got a {model.config.model_type} of {len(layers)} layers and a "
+            f"{other.config.model_type} of {len(others)}"
+        )
+    found: list[tuple[Any, int]] = []
+    for layer, stock in layers.items():
+        mine, theirs = measured[layer], _measured(other, others[layer], deltas, dtype)
+        if mine.angles.shape != theirs.angles.shape:
+            found.append((((), f"{len(mine.pairs)} pairs that turn, as in the first model", f"{len(theirs.pairs)}", deltas[0]), layer))
+            continue
+        error = torch.remainder(mine.angles - theirs.angles + math.pi, 2 * math.pi).sub(math.pi).abs().amax(0)
+        wrong = error > TOLERANCE[dtype]
+        if bool(wrong.any()):
+            pairs = tuple(wrong.any(1).nonzero().flatten().tolist())
+            found.append(((pairs, "the angles of the first model", f"{float(error.max()):.2g} rad off", _first(wrong.any(0), deltas)), layer))
+        text = _reordered(stock, others[layer], source_of(decoder_of(model), stock, stock.config))
+        if text:
+            found.append((((), "the queries of the first model", text, deltas[0]), layer))
+    return _grouped(found)
+
+
+def _reordered(stock: Any, other: Any, source: Source | None) -> str:
+    """How the queries that two modules make of the same hidden states differ, in words; empty where they agree."""
+    hidden = torch.randn(1, 8, stock.config.hidden_size, generator=torch.Generator().manual_seed(1))
+    tables = None if source is None else source.tables(hidden, torch.zeros(1, 8, dtype=torch.long))  # at position 0 nothing turns
+    mine, theirs = (passed_queries(replica(each, weights=True), hidden, tables)[0].double() for each in (stock, other))
+    if mine.shape != theirs.shape:
+        return f"{list(theirs.shape)} instead of {list(mine.shape)}"
+    if _agreement(mine, theirs) > 0.9:
+        return ""
+    half = mine.shape[-1] // 2
+    interleaved = torch.arange(2 * half).view(2, half).T.flatten()
+    for order, text in ((interleaved, "interleaved pairs instead of halves"), (interleaved.argsort(), "halves instead of interleaved pairs")):
+        if _agreement(mine[..., order], theirs) > 0.9:
+            return text
+    return f"a correlation of {_agreement(mine, theirs):.2f} with them"
+
+
+def _agreement(one: Tensor, other: Tensor) -> float:
+    return float(nn.functional.cosine_similarity(one.flatten(), other.flatten(), dim=0))
+
+
+def _grouped(found: list[tuple[Any, int]]) -> Iterator[Finding]:
+    """One finding for layers that have the same fault."""
+    for (pairs, expected, measured, first), layers in groupby(sorted(found, key=repr), key=lambda each: each[0]):
+        yield Finding(tuple(sorted(layer for _, layer in layers)), pairs, expected, measured, first)
+
+
+def _table(expected: dict[int, _Expected], measured: dict[int, _Measured], deltas: Sequence[int], tolerance: float) -> xr.Dataset:
+    errors = {layer: _errors(expected[layer], measured[layer], deltas).numpy() for layer in expected}
+    heads, components = (max((each.shape[axis] for each in errors.values()), default=1) for axis in (0, 1))
+    shape = (len(errors), heads, components)
+    largest, first = np.full(shape, np.nan), np.full(shape, -1, dtype=np.int64)
+    by_distance = np.full((len(errors), components, len(deltas)), np.nan)
+    frequency = np.full((len(errors), components), np.nan)
+    for row, (layer, error) in enumerate(errors.items()):
+        allowed = _allowed(expected[layer], error.shape[1], deltas, tolerance).numpy()
+        wrong = error > allowed
+        largest[row, : error.shape[0], : error.shape[1]] = error.max(-1, initial=0.0)
+        first[row, : error.shape[0], : error.shape[1]] = np.where(wrong.any(-1), np.asarray(deltas)[wrong.argmax(-1)], -1)
+        by_distance[row, : error.shape[1]] = error.max(0)
+        frequency[row, : len(expected[layer].frequencies)] = expected[layer].frequencies
+    return xr.Dataset(
+        {
+            "error": (("layer", "component", "distance"), by_distance, {"long_name": "error of the angle, largest of the heads", "units": "rad"}),
+            "largest_error": (("layer", "head", "component"), largest, {"long_name": "largest error of the angle", "units": "rad"}),
+            "first_distance": (("layer", "head", "component"), first, {"long_name": "first distance with an error", "units": "token"}),
+            "frequency": (("layer", "component"), frequency, {"long_name": "expected frequency", "units": "rad"}),
+        },
+        coords={"layer": list(errors), "head": range(heads), "component": range(components), "distance": list(deltas)},
+    )
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Whole numbers as ranges: 0-3, 5."""
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), key=lambda each: each[1] - each[0])]
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def _shown(pairs: Sequence[tuple[int, int]]) -> str:
+    return ", ".join(f"({first}, {second})" for first, second in pairs[:2]) + (", ..." if len(pairs) > 2 else "")
+
+
+def verify(
+    model: str | os.PathLike[str] | nn.Module,
+    other: str | os.PathLike[str] | nn.Module | None = None,
+    dtype: str = "float32",
+    longest: int | None = None,
+) -> xr.Dataset:
+    """The rotation of a checkpoint or of a Hugging Face model against its configuration, and against another one: see `audit`.
+
+    A checkpoint is a path, a hub id, a name of the zoo or a GGUF file. Without an `other` its weights are not read, since angles do not
+    depend on them. Raises InputError for what cannot be opened.
+    """
+    if dtype not in (names := {str(each).removeprefix("torch."): each for each in TOLERANCE}):
+        raise InputError(f"dtype {dtype!r} is unknown; wanted one of {', '.join(names)}")
+    opened = _opened(model, weights=other is not None)
+    return audit(opened, None if other is None else _opened(other, weights=True), names[dtype], longest)
+
+
+def _opened(model: Any, weights: bool) -> Any:
+    if isinstance(model, nn.Module):
+        return getattr(model, "original_model", model)
+    checkpoint = identify(model)
+    if weights:
+        return load_model(checkpoint)
+    with init_empty_weights(include_buffers=False):
+        return AutoModelForCausalLM.from_config(checkpoint.config)

@@ -1,0 +1,136 @@
+"""The rotation audit: faults seeded into stock models are found and named; healthy models of many families have no finding."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from benchmarks.families import small_model
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, SmolLM3Config
+from transformers.models.cohere.modeling_cohere import CohereRotaryEmbedding
+from transformers.models.cohere.modeling_cohere import apply_rotary_pos_emb as interleaved
+from transformers.models.llama import modeling_llama
+
+import repo_interp as ri
+from families import HEAD, TINY
+from repo_interp.cli import main
+from repo_interp.models.audit import distances
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
+
+
+def llama(**changed):
+    return AutoModelForCausalLM.from_config(LlamaConfig(**{**TINY, "hidden_size": 64, **changed})).eval()
+
+
+def findings(*models, **options):
+    return ri.verify(*models, **options).attrs["findings"].splitlines()
+
+
+def test_distances_are_powers_of_two_and_their_neighbours():
+    assert distances(10) == [1, 2, 3, 4, 5, 7, 8, 9, 10]
+
+
+@pytest.mark.parametrize(
+    "family",
+    ("llama", "gpt_neox", "phi", "phi3", "glm4", "cohere", "cohere2", "gemma3_text", "gpt_oss", "smollm3", "qwen3_next", "olmo2", "mixtral"),
+)
+def test_a_healthy_family_has_no_finding(family):
+    model = small_model(family)
+    for dtype in ("float32", "bfloat16"):
+        audited = ri.verify(model, model, dtype=dtype)
+        assert audited.attrs["findings"] == ""
+        assert float(audited["largest_error"].max()) < 1e-2
+
+
+def test_a_share_of_a_head_that_the_class_ignores_is_found():
+    (line,) = findings(llama(rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}))
+    assert line.startswith("layers 0-2: expected 4 pairs that turn (partial rotation), measured 8, from distance 1 on")
+
+
+def test_interleaved_pairs_in_the_place_of_halves_are_found():
+    class Interleaved(modeling_llama.LlamaAttention):
+        def forward(self, hidden_states, **keywords):
+            stock, modeling_llama.apply_rotary_pos_emb = modeling_llama.apply_rotary_pos_emb, interleaved
+            try:
+                return super().forward(hidden_states, **keywords)
+            finally:
+                modeling_llama.apply_rotary_pos_emb = stock
+
+    model = llama()
+    model.model.rotary_emb = CohereRotaryEmbedding(model.config)
+    for layer in model.model.layers:
+        layer.self_attn.__class__ = Interleaved
+    (line,) = findings(model)
+    assert line == "layers 0-2: expected entries (0, 8), (1, 9), ... as pairs, measured (0, 1), (2, 3), ..., from distance 1 on"
+
+
+def test_another_base_in_one_layer_is_found():
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    model = AutoModelForCausalLM.from_config(Gemma3TextConfig(**TINY, **HEAD, sliding_window=8, layer_types=kinds))
+    assert findings(model) == []
+    model.model.rotary_emb.full_attention_inv_freq = 500.0 ** (-torch.arange(4) / 4)
+    (line,) = findings(model)
+    assert line.startswith("layer 1, pairs 1-3: expected theta 0.0316228 (pair 1), measured 0.21147")
+    assert line.endswith("rad off, from distance 1 on")
+
+
+def test_yarn_that_is_not_applied_and_its_factor_are_found():
+    model = llama(rope_parameters=YARN)
+    assert findings(model) == []
+    model.model.rotary_emb.attention_scaling = 1.0
+    assert findings(model) == ["layers 0-2: expected queries lengthened by 1.139 (attention factor), measured 1, from distance 1 on"]
+    model = llama(rope_parameters=YARN)
+    model.model.rotary_emb.inv_freq = llama().model.rotary_emb.inv_freq
+    (line,) = findings(model)
+    assert line.startswith("layers 0-2, pairs 1-7: expected theta")
+
+
+def test_frequencies_rounded_to_bfloat16_are_found():
+    model = llama().to(torch.bfloat16)
+    (line,) = findings(model)
+    assert line.startswith("layers 0-2, pairs 1-4: expected theta 0.316228 (pair 1), measured 0.31640")
+
+
+def test_a_layer_that_rotates_against_its_configuration_is_found():
+    config = SmolLM3Config(**TINY)
+    config.no_rope_layers = [1, 0, 1]
+    model = AutoModelForCausalLM.from_config(config)
+    assert findings(model) == []
+    model.model.layers[1].self_attn.use_rope = 1
+    (line,) = [line for line in findings(model) if "no rotation" in line]
+    assert line.startswith("layer 1: expected no rotation, as the configuration says, measured 4 pairs that turn")
+
+
+def test_a_second_model_whose_queries_are_in_another_order_is_found():
+    model, other = llama(), llama()
+    other.load_state_dict(model.state_dict())
+    assert findings(model, other) == []
+    order = torch.arange(16).view(2, 8).T.flatten()
+    with torch.no_grad():
+        weight = other.model.layers[2].self_attn.q_proj.weight
+        weight.copy_(weight.view(4, 16, -1)[:, order].flatten(0, 1))
+    (line,) = findings(model, other)
+    assert line.startswith("layer 2: expected the queries of the first model, measured interleaved pairs instead of halves")
+
+
+def test_the_command_returns_1_for_a_finding_and_writes_the_figure(tmp_path, capsys):
+    llama().save_pretrained(tmp_path / "model")
+    assert main(["verify", str(tmp_path / "model"), "--longest", "64"]) == 0
+    assert "no findings" in capsys.readouterr().out
+    file = tmp_path / "model" / "config.json"
+    stated = json.loads(file.read_text("utf-8"))
+    stated["rope_parameters"]["partial_rotary_factor"] = 0.5
+    file.write_text(json.dumps(stated), encoding="utf-8")
+    assert main(["verify", str(tmp_path / "model"), "--out", str(tmp_path / "audit")]) == 1
+    assert "expected 4 pairs that turn (partial rotation), measured 8" in " ".join(capsys.readouterr().out.split())
+    assert {path.name for path in (tmp_path / "audit").iterdir()} == {"rotation.nc", "rotation.png"}
+
+
+@pytest.mark.parametrize("words", [["--dtype", "int8"], ["--longest", "0"]])
+def test_the_command_refuses_in_one_line(words, tmp_path, capsys):
+    llama().save_pretrained(tmp_path)
+    capsys.readouterr()
+    assert main(["verify", str(tmp_path), *words]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
