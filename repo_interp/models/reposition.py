@@ -71,7 +71,7 @@ def with_layout(model: PreTrainedModel, layout: str | None, **options: str | flo
         schemes = tuple(scheme if layer in attending else NO_ATTENTION for layer, scheme in enumerate(schemes))
         if still == "learned" and set(schemes) - {"learned", NO_ATTENTION}:
             raise InputError(
-                f"positions of {model.config.model_type} are learned vectors at its input, so no layer has another scheme"
+                f"{model.config.model_type!r} cannot be repositioned: its positions are learned vectors at its input"
             )
     for stock, rotation in rotations.items():
         parts = builder.build(schemes[stock.layer_idx], rotation, 2 * len(rotation.frequencies))

@@ -221,7 +221,9 @@ def replica(stock: nn.Module, weights: bool = False) -> Any:
 
 def _passed(replica: Any, hidden: Tensor, tables: Any, name: str, start: int = 0) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Queries and keys that reach the attention function, and the arguments that it is called with."""
-    wanted = inspect.signature(replica.forward).parameters
+    wanted: dict[str, inspect.Parameter] = {}
+    for forward in _forwards(type(replica)):
+        wanted |= dict(list(inspect.signature(forward).parameters.items())[1:])
     tokens = hidden.shape[1]
     known: dict[str, Any] = {
         "hidden_states": hidden,
@@ -385,6 +387,10 @@ def attention_modules(model: nn.Module) -> Iterator[Any]:
 
 def _attends(kind: type) -> bool:
     """Whether a class of modules calls the attention functions of transformers in its forward pass."""
-    own = [vars(each)["forward"] for each in kind.__mro__ if "forward" in vars(each)]
-    codes = [getattr(getattr(forward, "__wrapped__", forward), "__code__", None) for forward in own]
+    codes = [getattr(getattr(forward, "__wrapped__", forward), "__code__", None) for forward in _forwards(kind)]
     return any("ALL_ATTENTION_FUNCTIONS" in code.co_names for code in codes if code is not None)
+
+
+def _forwards(kind: type) -> list[Any]:
+    """The forward functions of a class of modules and of those that it inherits from."""
+    return [vars(each)["forward"] for each in kind.__mro__ if "forward" in vars(each) and each is not nn.Module]
