@@ -13,46 +13,42 @@ Without names, all are tried and docs/families.md is written.
 
 from __future__ import annotations
 
+import copy
 import json
 import multiprocessing
 import os
 import sys
+import tomllib
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-SMALL = {
-    "vocab_size": 128,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 128,
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 32,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-}
-"""The sizes of every family, under the names that its configuration has."""
-LATENT = {"head_dim": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, "q_lora_rank": 24, "kv_lora_rank": 16}
-"""The sizes of latent attention: a head is 16 entries that do not turn and 8 that do."""
-EXCEPTIONS: dict[str, dict[str, Any]] = {}
-"""What else a family needs to be small."""
+SIZES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 LISTS = ("layer_types", "mlp_layer_types", "no_rope_layers")
 SECONDS = 60
 COLUMNS = ("logits", "attention", "generation", "intervention", "bridge")
+GOOD = ("yes", "no positions", "yes (ours)")
+PAGE = Path(__file__).parents[1] / "docs" / "families.md"
+INTRODUCTION = """# Families of decoders
+
+Written by `python -m benchmarks.families`, with transformers {version}; do not edit. It builds every causal language model of the installed
+transformers with tiny random weights, in a process of its own, and tries it. Of {all} families {opened} open, and {whole} of them pass every
+column ({counts}). A family that follows the interface of transformers needs no code here: how its layers rotate is measured.
+
+How to read it:
+
+- **layers**: layers whose attention is observed, of all layers. The others of a hybrid have no attention.
+- **positions**: the schemes of its layers. `rope`: rotation by the token index; `nope`: none; `learned`: a vector per position, added to the
+  token embeddings.
+- **logits**: those of the stock model, within 1e-5 of the largest, in float32, for two prompts longer than any window.
+- **attention**: each layer's output, made again from what measures are given (queries, keys, positions, sinks, windows), within 2e-5.
+- **generation**: the same tokens as the stock model, with a key-value cache: greedy, sampled with one seed, and with padding on the left.
+- **intervention**: shifted positions change the logits, and afterwards they are bit-identical to those before. `no positions`: the family
+  has none that could be shifted.
+- **bridge**: a `TransformerBridge` gives the same logits. `yes (ours)`: TransformerLens has no adapter for this family, or one that names
+  parts that it lacks; the same hook points of attention are put on the Hugging Face model."""
 
 
 def small_configuration(family: str) -> Any:
@@ -61,14 +57,23 @@ def small_configuration(family: str) -> Any:
 
     kind = CONFIG_MAPPING[family]
     default = kind()
-    small = {name: value for name, value in SMALL.items() if hasattr(default, name)}
-    if hasattr(default, "qk_rope_head_dim"):
-        small |= {name: value for name, value in LATENT.items() if hasattr(default, name)}
+    sizes = SIZES["every"] | (SIZES["latent"] if hasattr(default, "qk_rope_head_dim") else {})
+    small = {name: value for name, value in sizes.items() if _settable(default, name, value)}
     for name in LISTS:
         named = getattr(default, name, None)
-        if isinstance(named, list | tuple):
+        if isinstance(named, list | tuple) and _settable(default, name, named):
             small[name] = _varied(list(named))
-    return kind(**small | EXCEPTIONS.get(family, {}))
+    return kind(**small | SIZES["family"].get(family, {}))
+
+
+def _settable(default: Any, name: str, value: Any) -> bool:
+    """Whether a configuration has `name`, and not as something that is computed of other names."""
+    name = type(default).attribute_map.get(name, name)
+    try:
+        setattr(copy.copy(default), name, value)
+    except Exception:
+        return False
+    return hasattr(type(default), name) or name in vars(default)
 
 
 def _varied(named: list[Any]) -> list[Any]:
@@ -95,25 +100,27 @@ def small_model(family: str) -> Any:
 
 def tried(family: str) -> dict[str, str]:
     """What works on `family`, by column: "yes", a number, or the reason why not."""
-    import copy
-
     import torch
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     import repo_interp as ri
+    from repo_interp.errors import InputError
+    from repo_interp.models.architectures import refusal, require_family
     from repo_interp.models.outputs import parity_errors
     from repo_interp.models.reposition import attentions, with_layout
 
+    if (reason := refusal(family)) is not None:
+        raise InputError(reason)
+    require_family(CONFIG_MAPPING[family]())
     stock = small_model(family)
+    model = copy.deepcopy(stock)
+    with_layout(model, None)
     tokens = torch.randint(3, 120, (2, 12), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = stock(tokens, use_cache=False).logits
-    model = copy.deepcopy(stock)
-    with_layout(model, None)
     layers = list(attentions(model))
-    row = {
-        "layers": f"{len(layers)}/{model.config.num_hidden_layers}",
-        "schemes": " ".join(dict.fromkeys(each.scheme for each in layers)),
-    }
+    schemes = ", ".join(dict.fromkeys(each.scheme for each in layers))
+    row = {"layers": f"{len(layers)}/{model.config.num_hidden_layers}", "positions": schemes}
 
     def attempt(column: str, does: Any) -> None:
         try:
@@ -128,7 +135,7 @@ def tried(family: str) -> dict[str, str]:
 
     def attention() -> str:
         error = max(parity_errors(model, tokens[:1]))
-        return "yes" if error <= 1e-4 else f"{error:.1e}"
+        return "yes" if error <= 2e-5 else f"{error:.1e}"
 
     def generation() -> str:
         mask = torch.ones_like(tokens)
@@ -145,8 +152,8 @@ def tried(family: str) -> dict[str, str]:
         return "yes" if not wrong else "differs: " + ", ".join(wrong)
 
     def intervention() -> str:
-        if not any(each.frequencies is not None and each.assigner is not None for each in layers):
-            return "nothing rotates"
+        if all(each.scheme == "nope" for each in layers):
+            return "no positions"
         with torch.no_grad():
             before = model(tokens, use_cache=False).logits
             with ri.interventions.shifted(model, 3.0, tokens=range(2, 6)):
@@ -159,7 +166,8 @@ def tried(family: str) -> dict[str, str]:
         wrapped = ri.bridge(copy.deepcopy(model))
         with torch.no_grad():
             error = float((wrapped(tokens) - expected).abs().max() / expected.abs().max())
-        return "yes" if error <= 1e-5 else f"{error:.1e}"
+        ours = type(wrapped.adapter).__module__.startswith("repo_interp")
+        return ("yes (ours)" if ours else "yes") if error <= 1e-5 else f"{error:.1e}"
 
     for column, does in zip(COLUMNS, (logits, attention, generation, intervention, bridged), strict=True):
         attempt(column, does)
@@ -169,11 +177,15 @@ def tried(family: str) -> dict[str, str]:
 def _child(family: str, pipe: Any) -> None:
     import warnings
 
+    from repo_interp.errors import InputError
+
     warnings.filterwarnings("ignore")
     try:
         pipe.send(tried(family))
+    except InputError as error:
+        pipe.send({"refused": " ".join(str(error).split())})
     except Exception as error:
-        pipe.send({"refused": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"})
+        pipe.send({"refused": f"fails: {type(error).__name__}: {' '.join(str(error).split())[:200]}"})
 
 
 def in_a_process(family: str) -> dict[str, str]:
@@ -184,17 +196,48 @@ def in_a_process(family: str) -> dict[str, str]:
     process.start()
     there.close()
     try:
-        row = here.recv() if here.poll(SECONDS) else {"refused": f"no end after {SECONDS} s"}
+        row = here.recv() if here.poll(SECONDS) else {"refused": f"fails: no end after {SECONDS} s"}
     except EOFError:
-        row = {"refused": "the process died"}
+        row = {"refused": "fails: the process died"}
     process.kill()
     process.join()
     return row
 
 
+def page(rows: dict[str, dict[str, str]], version: str) -> str:
+    """docs/families.md."""
+    opened = {family: row for family, row in rows.items() if "refused" not in row}
+    whole = [row for row in opened.values() if all(row[column] in GOOD for column in COLUMNS)]
+    counts = ", ".join(f"{sum(row[column] in GOOD for row in opened.values())} {column}" for column in COLUMNS)
+    lines = [
+        *INTRODUCTION.format(version=version, all=len(rows), opened=len(opened), whole=len(whole), counts=counts).splitlines(),
+        "",
+        "| family | layers | positions | " + " | ".join(COLUMNS) + " |",
+        "|---" * (3 + len(COLUMNS)) + "|",
+        *(
+            f"| {family} | {row['layers']} | {row['positions']} | " + " | ".join(row[column] for column in COLUMNS) + " |"
+            for family, row in opened.items()
+        ),
+        "",
+        "## Refused",
+        "",
+        "| family | reason |",
+        "|---|---|",
+        *(f"| {family} | {_reason(family, row['refused'])} |" for family, row in rows.items() if "refused" in row),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _reason(family: str, refused: str) -> str:
+    """The message of a refusal without what the table says already."""
+    return refused.removeprefix(f"model_type {family!r} cannot be opened: ").replace("|", "/")
+
+
 def main() -> int:
-    """Try the named families, or all; print a line of each."""
+    """Try the named families and print a line of each; or all, and write the page."""
     import torch
+    import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     import repo_interp.models.load  # noqa: F401 - imported once, before processes are made
@@ -205,6 +248,8 @@ def main() -> int:
         rows[family] = in_a_process(family)
         sys.stdout.write(json.dumps({"family": family} | rows[family]) + "\n")
         sys.stdout.flush()
+    if not sys.argv[1:]:
+        PAGE.write_text(page(rows, transformers.__version__), encoding="utf-8")
     return 0
 
 

@@ -31,7 +31,8 @@ from repo_interp.files import replaced, write_text
 from repo_interp.models.configuration import OURS, Checkpoint, identify_base, written_configuration
 from repo_interp.models.fields import Base, Fields, SpecialTokens
 from repo_interp.models.provenance import stored_digest
-from repo_interp.models.reposition import TABLE, assigner_parameters, scheme_modules, with_layout
+from repo_interp.models.reposition import assigner_parameters, scheme_modules, with_layout
+from repo_interp.models.tables import TABLE
 from repo_interp.models.weights import ADAPTER, StoredWeight, read_weights, stored_weights
 from repo_interp.records import modelled, read_json, shown
 from repo_interp.values import shortened

@@ -7,7 +7,7 @@ Names of parts are read off the model. Norms and feed-forward parts stay inside 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 from transformer_lens.factories.architecture_adapter_factory import SUPPORTED_ARCHITECTURES, ArchitectureAdapterFactory
@@ -23,12 +23,21 @@ class AnyAttention(GeneralizedComponent):
     """An attention module as it is; its hook points are those that `bridge` puts at the hook sites."""
 
 
+class AnyBlock(BlockBridge):
+    """A layer, whose residual stream is seen before and after it."""
+
+    hook_aliases: ClassVar = {"hook_resid_pre": "hook_in", "hook_resid_post": "hook_out", "hook_attn_out": "attn.hook_out"}
+
+
 def architecture_of(model: Any) -> str:
     """The name of TransformerLens' adapter for `model`; where it has none, that of one made for this model."""
     name = type(model).__name__
-    if name in SUPPORTED_ARCHITECTURES:
-        return name
-    made = f"{name} (repo_interp)"
+    return name if name in SUPPORTED_ARCHITECTURES else adapter_for(model)
+
+
+def adapter_for(model: Any) -> str:
+    """The name of an adapter made for `model`."""
+    made = f"{type(model).__name__} (repo_interp)"
     parts = {id(module): path for path, module in model.named_modules()}
     stack = blocks(model)
     attention = next(path for path, module in stack.named_modules() if attached(module) is not None).partition(".")[2]
@@ -40,7 +49,7 @@ def architecture_of(model: Any) -> str:
             super().__init__(cfg)
             self.component_mapping = {
                 "embed": EmbeddingBridge(name=parts[id(model.get_input_embeddings())]),
-                "blocks": BlockBridge(
+                "blocks": AnyBlock(
                     name=parts[id(stack)], submodules={"attn": AnyAttention(name=attention, config=cfg, optional=True)}
                 ),
                 "unembed": UnembeddingBridge(name=parts[id(model.get_output_embeddings())], config=cfg),

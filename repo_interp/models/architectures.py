@@ -35,11 +35,30 @@ _ENCODER_DECODERS = (
     *("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus", "plbart", "prophetnet"),
     *("trocr", "whisper", "musicgen", "musicgen_melody", "git"),
 )
+_ONE_MODULE_FOR_MANY_LAYERS = ("hrm_text", "zamba", "zamba2")
+_DRAFTS = ("gemma4_assistant", "gemma4_unified_assistant")
+_OWN_TABLES = ("moshi", "recurrent_gemma")
+_NORM_AFTER = ("hunyuan_v1_dense", "hunyuan_v1_moe")
 _WITHOUT_ATTENTION = ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm")
-_OWN_ATTENTION = ("bloom", "codegen", "cpmant", "ctrl", "falcon", "gpt_neo", "gpt_neox_japanese", "gptj", "mpt", "openai-gpt")
+_OWN_ATTENTION = (
+    *("bloom", "codegen", "cpmant", "ctrl", "falcon", "gpt_neo", "gpt_neox_japanese", "gptj", "mpt", "openai-gpt", "xglm"),
+)
 REASONS = {
     **dict.fromkeys(_ENCODERS, "is an encoder, which sees later tokens too; wanted a decoder"),
     **dict.fromkeys(_ENCODER_DECODERS, "attends to an encoder too; wanted a decoder alone"),
+    **dict.fromkeys(_DRAFTS, "drafts tokens for another model, whose keys it reads; gemma4_text is supported"),
+    **dict.fromkeys(_OWN_TABLES, "makes its tables inside its attention, where they cannot be exchanged; gemma2 is supported"),
+    **dict.fromkeys(
+        _NORM_AFTER, "has a norm with gains after the rotation, so positions cannot be exchanged; qwen3 is supported"
+    ),
+    "deepseek_v4": "attends to keys that stand for several tokens, which have no position of their own; deepseek_v32 is supported",
+    "inkling2_text": "makes keys, values and queries of different states; inkling_text is supported",
+    "blt": "reads bytes in patches, by an encoder and a decoder of its own; wanted a decoder of tokens, such as llama",
+    "diffllama": "subtracts two patterns of attention, so one pattern does not explain its output; llama is supported",
+    **dict.fromkeys(
+        _ONE_MODULE_FOR_MANY_LAYERS,
+        "runs one attention module several times in a pass, so its layers cannot be kept apart; bamba is supported",
+    ),
     **dict.fromkeys(_WITHOUT_ATTENTION, "has no attention, so its tokens have no positions to see or to change"),
     **dict.fromkeys(
         _OWN_ATTENTION,
@@ -56,8 +75,10 @@ _HONOURS_NO_ROPE_LAYERS = ("smollm3", "llama4_text")
 """Families whose modules read `no_rope_layers` (1: rotates); others, such as Llama, ignore the key."""
 _FULL_LAYERS_DO_NOT_ROTATE = ("afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe")
 """Families whose layers with full attention have no rotation, beside sliding ones that have."""
-_DO_NOT_ROTATE = ("biogpt", "gpt-sw3", "gpt2", "gpt_bigcode", "jamba", "nemotron_h", "opt", "xglm")
-"""Families without rotary positions: learned or sinusoidal vectors at the input, or none."""
+_DO_NOT_ROTATE = ("inkling_text", "jamba", "kimi_linear", "nemotron_h")
+"""Families without positions: their other layers, or a relative bias, order tokens."""
+_LEARNED_AT_INPUT = ("biogpt", "gpt-sw3", "gpt2", "gpt_bigcode", "opt")
+"""Families that add a learned vector per position to the token embeddings."""
 LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "max_seq_len")
 
 
@@ -80,7 +101,15 @@ def require_family(config: PretrainedConfig) -> None:
     reason = refusal(config.model_type)
     if reason is not None:
         raise InputError(reason)
-    if getattr(config, "use_bidirectional_attention", False):
+    part = getattr(config, "text_config", None)
+    if part is not None:
+        text = part.model_type
+        opens = text in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and refusal(text) is None
+        nearest = f"open its text decoder, type {text!r}" if opens else "wanted a decoder of text alone, such as llama"
+        raise InputError(
+            f"model_type {config.model_type!r} cannot be opened: its decoder is one part of a larger model; {nearest}"
+        )
+    if getattr(config, "use_bidirectional_attention", False) not in (False, None, "vision"):  # Gemma 4's images alone
         raise InputError(
             f"this {config.model_type} decoder attends to later tokens (use_bidirectional_attention); wanted a causal one"
         )
@@ -101,13 +130,14 @@ def native_layout(config: PretrainedConfig) -> tuple[str, ...]:
     """
     family, layers = config.model_type, config.num_hidden_layers
     kinds = next((kinds for name in _NAMED_LAYERS if (kinds := getattr(config, name, None))), None) or ["attention"] * layers
-    rotates = [family not in _DO_NOT_ROTATE] * layers
+    rotates = [family not in (*_DO_NOT_ROTATE, *_LEARNED_AT_INPUT)] * layers
     if family in _HONOURS_NO_ROPE_LAYERS and getattr(config, "no_rope_layers", None):
         rotates = [bool(each) for each in config.no_rope_layers]
     if family in _FULL_LAYERS_DO_NOT_ROTATE and "sliding_attention" in kinds:
         rotates = [kind != "full_attention" for kind in kinds]
     attends = [kind in _ATTENTION_TYPES for kind in kinds]
-    return tuple(("rope" if turns else "nope") if sees else NO_ATTENTION for turns, sees in zip(rotates, attends, strict=True))
+    still = "learned" if family in _LEARNED_AT_INPUT else "nope"
+    return tuple(("rope" if turns else still) if sees else NO_ATTENTION for turns, sees in zip(rotates, attends, strict=True))
 
 
 def training_length(config: PretrainedConfig) -> int:

@@ -38,6 +38,12 @@ from repo_interp.positions.rotary import expand_heads, rotation_tables, turn
 
 NAME = "repo_interp"
 """Of our attention function among those of transformers, in the configuration of a stock attention module."""
+_KNOWN = ("s_aux", "indices", "position_bias", "position_ids", "cu_seq_lens_q", "cu_seq_lens_k")
+"""Tensors that stock modules give attention functions, which are used or change nothing here."""
+_CACHES = ("past_key_values", "layer_past")
+"""What attention modules call the cache."""
+_HIDDEN = -1e4
+"""Logit of a key that a module hides by itself, for measures: its weight is 0 in float32."""
 _ATTACHED = "repositioned"
 """The attribute of a stock attention module that holds its `RepositionedAttention`."""
 
@@ -74,16 +80,26 @@ class Content:
 
 @dataclass(frozen=True)
 class LogitsOfRows:
-    """What a scheme adds to the logits of some rows of one pass, and the content that this depends on."""
+    """What a scheme, or the stock module, adds to the logits of some rows of one pass, and the content that this depends on."""
 
-    position_logits: PositionLogits
+    position_logits: PositionLogits | None
     content: Content
     index: Int[Tensor, "any token"]
     logit_scale: float
+    bias: Float[Tensor, "any any row key"] | None = None
+    """Of the stock module."""
 
     def __call__(self, rows: Int[Tensor, "row"], seen: Bool[Tensor, "batch 1 row key"]) -> Float[Tensor, "batch head row key"]:
         """Position logits of `rows` against all keys, given which keys each may see."""
-        return self.position_logits(
+        bias = (
+            None
+            if self.bias is None
+            else self.bias[:, :, rows].expand(len(self.content.keys), self.content.queries.shape[1], -1, -1)
+        )
+        if self.position_logits is None:
+            assert bias is not None
+            return bias
+        added = self.position_logits(
             self.content.queries[:, :, rows],
             self.content.keys,
             self.index[:, rows],
@@ -93,6 +109,7 @@ class LogitsOfRows:
             self.content.values,
             self.content.gate_keys,
         )
+        return added if bias is None else added + bias
 
 
 @dataclass
@@ -149,6 +166,8 @@ class Pass:
     new_values: Tensor | None = None
     key_positions: Float[Tensor, "batch P key"] | None = None
     """Positions of all keys, cached ones too."""
+    tables: Any = None
+    """Those that the decoder gave the module."""
     attended: bool = False
 
 
@@ -192,6 +211,12 @@ class RepositionedAttention:
         self._handles = [
             stock.register_forward_pre_hook(self._before, with_kwargs=True),
             stock.register_forward_hook(self._after, always_call=True),
+        ]
+        # Parts that rotate something else, such as DeepSeek's indexer of keys, go on with the tables of the decoder.
+        self._handles += [
+            part.register_forward_pre_hook(self._with_tables, with_kwargs=True)
+            for part in stock.modules()
+            if part is not stock and TABLES in inspect.signature(part.forward).parameters
         ]
         projection = next(
             (module for module in stock.modules() if isinstance(getattr(module, "weight", None), nn.Parameter)), None
@@ -247,11 +272,13 @@ class RepositionedAttention:
         """Assign positions, and let the module compute without rotation."""
         given = dict(zip(self._parameters, arguments, strict=False)) | keywords
         hidden_states: Tensor = given["hidden_states"]
-        cache = given.get("past_key_values")
+        past = next((name for name in _CACHES if given.get(name) is not None), None)
+        cache = None if past is None else given[past]
         index = self.token_index(hidden_states, given, cache)
-        start = 0 if cache is None else int(cache.get_seq_length(self.layer_idx))
+        start = self._cached_tokens(cache)
         self._follow()
-        self.now = Pass(hidden_states, given.get("attention_mask"), index, start)
+        mask = given.get("attention_mask")
+        self.now = Pass(hidden_states, mask if isinstance(mask, Tensor) else None, index, start)
         try:
             self.now.positions = None if self.assigner is None else self._assign(hidden_states, index)
             self.now.gate_keys = None if self.position_logits is None else self.position_logits.gate_keys(hidden_states)
@@ -259,10 +286,15 @@ class RepositionedAttention:
             self.now = None
             raise
         if given.get(TABLES) is not None:
+            self.now.tables = given[TABLES]
             given[TABLES] = _identity(given[TABLES])
-        if cache is not None:
-            given["past_key_values"] = CacheOfPositions(cache, self)
+        if past is not None:
+            given[past] = CacheOfPositions(cache, self)
         return (), given
+
+    def _with_tables(self, part: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        names = list(inspect.signature(part.forward).parameters)
+        return (), dict(zip(names, arguments, strict=False)) | keywords | {TABLES: self.running.tables}
 
     def _after(self, module: nn.Module, arguments: tuple, output: Any) -> None:
         now, self.now = self.now, None
@@ -287,10 +319,28 @@ class RepositionedAttention:
 
     def entering(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of this pass as they enter attention, or a cache: in half-split order, after the hooks on them."""
-        if self.order is not None:
-            keys = keys[..., self.order.to(keys.device)]
-        self.running.new_keys, self.running.new_values = self.sites.keys(keys), self.sites.values(values)
+        self.running.new_keys, self.running.new_values = self.sites.keys(self._half_split(keys)), self.sites.values(values)
         return self.running.new_keys, self.running.new_values
+
+    def _half_split(self, vectors: Float[Tensor, "*batch d_head"]) -> Float[Tensor, "*batch d_head"]:
+        return vectors if self.order is None else vectors[..., self.order.to(vectors.device)]
+
+    def stock_order(self, vectors: Float[Tensor, "*batch d_head"]) -> Float[Tensor, "*batch d_head"]:
+        """The inverse of the half-split order: caches hold keys in the module's own."""
+        return vectors if self.order is None else vectors[..., self.order.argsort().to(vectors.device)]
+
+    def _entered(self, keys: Tensor, values: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+        """All keys, in half-split order, and values: those of this pass after the hooks on them."""
+        if self.running.new_keys is not None:
+            return self._half_split(keys), values
+        if keys.shape[2] == tokens:
+            return self.entering(keys, values)
+        # Made of cached latents, or by an earlier layer: of earlier tokens too.
+        begin = min(self.running.start, keys.shape[2] - tokens)
+        end = begin + tokens
+        new_keys, new_values = self.entering(keys[:, :, begin:end], values[:, :, begin:end])
+        keys = torch.cat([self._half_split(keys[:, :, :begin]), new_keys, self._half_split(keys[:, :, end:])], dim=2)
+        return keys, torch.cat([values[:, :, :begin], new_values, values[:, :, end:]], dim=2)
 
     def attention(
         self, queries: Tensor, keys: Tensor, values: Tensor, attention_mask: Tensor | None, keywords: dict[str, Any]
@@ -298,20 +348,19 @@ class RepositionedAttention:
         """What the stock module calls to attend, with unrotated queries and keys; cached keys went through `entering` already."""
         now = self.running
         now.attended = True
-        if now.new_keys is None:
-            keys, values = self.entering(keys, values)
+        keys, values = self._entered(keys, values, queries.shape[2])
         assert now.new_keys is not None and now.new_values is not None
-        if self.order is not None:
-            queries = queries[..., self.order.to(queries.device)]
+        queries = self._half_split(queries)
         queries = self.sites.queries(queries)
         if self.components is not None:  # a pair that is 0 stays 0 when rotated
             queries = keep_components(queries, self.components.to(queries.device))
         self.scaling = queries.shape[-1] ** -0.5 if keywords.get("scaling") is None else keywords["scaling"]
-        self.sliding_window, self.attn_logit_softcapping = keywords.get("sliding_window"), keywords.get("softcap")
+        self.sliding_window, self.attn_logit_softcapping = self._window(keywords, attention_mask, keys), keywords.get("softcap")
         now.sinks = keywords.get("s_aux")
+        attention_mask, keywords, bias, hidden = self._own_bias(queries, keys, attention_mask, keywords)
         new = Content(queries, now.new_keys, now.new_values, now.gate_keys)
         for observe in self.observers:
-            observe(self, queries, now.new_keys, now.positions, self._logits_of_rows(new, now.index))
+            observe(self, queries, now.new_keys, now.positions, self._logits_of_rows(new, now.index, bias, hidden))
         content = Content(queries, keys, values, now.gate_keys)
         positions, key_positions = now.positions, self._positions_of_keys(keys)
         if positions is not None and key_positions is not None and self.frequencies is not None and self.frequencies.ndim == 3:
@@ -322,8 +371,20 @@ class RepositionedAttention:
             keys, values = expand_heads(keys, positions.shape[1]), expand_heads(values, positions.shape[1])
         queries, keys = self.rotate(queries, keys, positions, key_positions)
         added = self._added(content, now.index, keys.shape[2], attention_mask)
+        if bias is not None:
+            added = bias if added is None else added + bias
         attended, pattern = self.attend(queries, keys, values, attention_mask, added, keywords)
         return self.sites.attended(attended), pattern
+
+    def _window(self, keywords: dict[str, Any], attention_mask: Tensor | None, keys: Tensor) -> int | None:
+        """Keys that a query sees: as the call says, else the configuration's where the mask of this pass confirms it."""
+        window = keywords.get(
+            "sliding_window", None if "sliding_window" in keywords else getattr(self.config, "sliding_window", None)
+        )
+        if window is None or "sliding_window" in keywords or attention_mask is None or keys.shape[2] <= window:
+            return window if "sliding_window" in keywords else None
+        last = visible(1, keys.shape[2], attention_mask[..., -1:, :], keys.device)
+        return None if bool(last[..., : keys.shape[2] - window].any()) else window
 
     def _positions_of_keys(self, keys: Tensor) -> Tensor | None:
         """Positions of all keys: cached with them, or, of keys that another layer computed, counted back from the last token."""
@@ -334,8 +395,9 @@ class RepositionedAttention:
             raise InputError(
                 f"layer {self.layer_idx} ({self.scheme}) reads keys of another layer, which have no positions of its own"
             )
-        count = keys.shape[2]
-        return (torch.arange(1 - count, 1, device=keys.device) + now.index[:, -1:])[:, None].to(now.positions.dtype)
+        count, tokens = keys.shape[2], now.positions.shape[-1]
+        counted = (torch.arange(1 - count, 1 - tokens, device=keys.device) + now.index[:, -1:])[:, None].to(now.positions.dtype)
+        return torch.cat([counted.expand(len(now.positions), now.positions.shape[1], -1), now.positions], dim=-1)
 
     def rotate(
         self,
@@ -453,8 +515,45 @@ class RepositionedAttention:
         )
         return self.sites.position_logits(added)
 
-    def _logits_of_rows(self, content: Content, index: Tensor) -> LogitsOfRows | None:
-        return None if self.position_logits is None else LogitsOfRows(self.position_logits, content, index, self.scaling)
+    def _logits_of_rows(self, content: Content, index: Tensor, bias: Tensor | None, hidden: Tensor | None) -> LogitsOfRows | None:
+        if hidden is not None:
+            bias = torch.where(hidden, _HIDDEN, 0.0) if bias is None else bias.float().masked_fill(hidden, _HIDDEN)
+        if self.position_logits is None and bias is None:
+            return None
+        return LogitsOfRows(self.position_logits, content, index, self.scaling, bias)
+
+    def _own_bias(
+        self, queries: Tensor, keys: Tensor, attention_mask: Tensor | None, keywords: dict[str, Any]
+    ) -> tuple[Tensor | None, dict[str, Any], Tensor | None, Tensor | None]:
+        """Mask and keywords without what the stock module itself does to logits, its bias, and keys that it alone hides.
+
+        A relative bias (Inkling), a mask of its own (Doge), or the keys that each query selects (DeepSeek's sparse attention).
+        """
+        selected, bias = keywords.get("indices"), keywords.get("position_bias")
+        for name, value in keywords.items():
+            if isinstance(value, Tensor) and name not in _KNOWN:
+                raise InputError(f"{type(self.module).__name__} gives attention {name!r}, which is not supported")
+        given, rows, count = self.running.attention_mask, queries.shape[2], keys.shape[2]
+        own = attention_mask is not None and (given is None or attention_mask.data_ptr() != given.data_ptr())
+        if selected is None and bias is None and not own:
+            return attention_mask, keywords, None, None
+        keywords = {name: value for name, value in keywords.items() if name not in ("indices", "position_bias")}
+        seen = visible(rows, count, attention_mask, queries.device)
+        if own and attention_mask is not None and attention_mask.dtype != torch.bool:
+            within = attention_mask[..., :count].masked_fill(~seen, 0.0)
+            bias = within if bias is None else bias + within
+        if selected is not None:
+            seen = seen & torch.zeros(len(queries), 1, rows, count, dtype=torch.bool, device=queries.device).scatter(
+                -1, selected.long()[:, None], True
+            )
+        hidden = None if selected is None and not own else visible(rows, count, None, queries.device) & ~seen  # by windows too
+        return seen, keywords, bias, hidden
+
+    def _cached_tokens(self, cache: Any) -> int:
+        try:
+            return 0 if cache is None else int(cache.get_seq_length(self.layer_idx))
+        except ValueError:  # of a layer that reads the keys of an earlier one, and caches none
+            return int(cache.get_seq_length())
 
     def token_index(self, hidden_states: Tensor, given: dict[str, Any], cache: Any) -> Int[Tensor, "any token"]:
         """The number of every token of this pass in its prompt: as given to the module, else as its tables were made for, else counted."""
@@ -463,7 +562,7 @@ class RepositionedAttention:
             index = getattr(_first(given.get(TABLES)), "token_index", None)
         if index is not None and index.ndim == 2 and index.shape[-1] == hidden_states.shape[1]:
             return index
-        start = 0 if cache is None else cache.get_seq_length(self.layer_idx)
+        start = self._cached_tokens(cache)
         return torch.arange(start, start + hidden_states.shape[1], device=hidden_states.device)[None]
 
 

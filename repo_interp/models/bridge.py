@@ -10,6 +10,7 @@ only in layers where a hook reads them, elsewhere the fused kernel runs.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from repo_interp.errors import InputError, warn
-from repo_interp.models.any_adapter import architecture_of, has_hook
+from repo_interp.models.any_adapter import adapter_for, architecture_of, has_hook
 from repo_interp.models.attention import HookSites, attached
 from repo_interp.models.changes import unchanged_computation
 from repo_interp.models.reposition import attentions
@@ -81,11 +82,11 @@ class RepositionedAttentionBridge:
     rope_optional = True
 
     def set_original_component(self: Any, component: nn.Module) -> None:
-        """Make the hook points the hook sites of `component`. Raises InputError for a module without a scheme."""
+        """Make the hook points the hook sites of `component`; one without a scheme (linear attention, in a hybrid) has none."""
+        super().set_original_component(component)  # pyright: ignore[reportAttributeAccessIssue]
         attention = attached(component)
         if attention is None:
-            raise InputError(f"{self.name} is a {type(component).__name__}; reposition the model before bridging it")
-        super().set_original_component(component)  # pyright: ignore[reportAttributeAccessIssue]
+            return
         for name in _POINTS:
             if not has_hook(self, name):
                 setattr(self, name, _hook(pos_dim=2))
@@ -124,8 +125,8 @@ class RepositionedAttentionBridge:
                     f"{switch} is not offered by repositioned attention; read hook_z, hook_q, hook_k, hook_v instead"
                 )
         hidden_states = kwargs.pop("hidden_states") if "hidden_states" in kwargs else args[0]
-        output, *more = self.original_component(self.hook_in(hidden_states), *args[1:], **kwargs)
-        return self.hook_out(output), *more
+        result = self.original_component(self.hook_in(hidden_states), *args[1:], **kwargs)
+        return self.hook_out(result) if isinstance(result, Tensor) else (self.hook_out(result[0]), *result[1:])
 
 
 def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> TransformerBridge:
@@ -135,13 +136,20 @@ def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = N
     """
     list(attentions(model))  # refuses a model that was never repositioned
     implementation = model.config._attn_implementation
-    wrapped = build_bridge_from_module(
-        model,
-        architecture_of(model),
-        hf_config=model.config,
-        model_name=model.config.name_or_path or model.config.model_type,
-        post_adapter_hook=_exchange_attention,
-    )
+
+    def adapted(architecture: str) -> Any:
+        return build_bridge_from_module(
+            model,
+            architecture,
+            hf_config=model.config,
+            model_name=model.config.name_or_path or model.config.model_type,
+            post_adapter_hook=partial(_exchange_attention, model),
+        )
+
+    try:
+        wrapped = adapted(architecture_of(model))
+    except _Unfit:
+        wrapped = adapted(adapter_for(model))
     wrapped.__class__ = RepositionedBridge
     wrapped.cfg.default_prepend_bos = False  # as long as no tokenizer puts one
     if tokenizer is not None:
@@ -180,7 +188,15 @@ def special_tokens_around(tokenizer: PreTrainedTokenizerBase) -> tuple[bool, boo
     return around and encoded[0] == tokenizer.bos_token_id, around and encoded[-1] == tokenizer.eos_token_id
 
 
-def _exchange_attention(adapter: Any) -> None:
+class _Unfit(Exception):
+    """An adapter of TransformerLens names parts that this model lacks."""
+
+
+def _exchange_attention(model: PreTrainedModel, adapter: Any) -> None:
+    present = {name for name, _ in model.named_modules()}
+    parts = adapter.component_mapping
+    if "attn" not in parts["blocks"].submodules or not {part.name for part in parts.values()} <= present:
+        raise _Unfit
     adapter.supports_fold_ln = False  # ln1 would be folded into q, k, v but not into the maps of f_phi
     stock = adapter.component_mapping["blocks"].submodules["attn"]
     kind = type(stock)

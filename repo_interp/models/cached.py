@@ -29,7 +29,10 @@ class CacheOfPositions:
     def update(self, keys: Tensor, values: Tensor, layer: int, *arguments: Any, **keywords: Any) -> tuple[Tensor, Tensor]:
         """Keys and values of all tokens so far, as those of a stock cache; positions and gate keys go to the pass."""
         now = self._attention.running
-        keys, values = self._attention.entering(keys, values)
+        if (keys.shape[1], keys.shape[-1]) == (self._attention.kv_heads, self._attention.d_head):
+            keys, values = self._attention.entering(keys, values)
+            keys = self._attention.stock_order(keys)
+        # else what keys are made of (latent attention), and the hooks on keys come later
         parts = [keys]
         rows = 0 if now.positions is None else now.positions.shape[1]
         if now.positions is not None:

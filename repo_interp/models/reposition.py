@@ -26,14 +26,13 @@ from repo_interp.models.attention import RepositionedAttention, attached, rememb
 from repo_interp.models.configuration import repositioned
 from repo_interp.models.rotation import Prober, Rotation, attention_modules, rotary_of
 from repo_interp.models.schemes import SchemeBuilder, require_useful, scheme_options
+from repo_interp.models.tables import TABLE, positions_in, stock_table, table_of
 from repo_interp.positions.assigners import MixedAssigner
 from repo_interp.positions.embedding import AbsoluteEmbedding
 from repo_interp.positions.layouts import NO_ATTENTION, format_layout, parse_layout
 
 logger = logging.getLogger(__name__)
 
-TABLE = "position_table"
-"""Name of a decoder's table of learned absolute positions."""
 _HANDLE = "_position_table_hook"
 
 
@@ -59,22 +58,25 @@ def with_layout(model: PreTrainedModel, layout: str | None, **options: str | flo
     A stored configuration states every option, and a recipe is for all schemes.
     """
     schemes = () if layout is None else _schemes(model, layout)
+    rotations = _rotations(model)  # first, because it refuses decoders
     builder = SchemeBuilder(model.config, scheme_options(options))
-    learn_absolute_positions(model, builder.length if "learned" in schemes else None, builder.deviation)
-    rotations = _rotations(model)
+    adds_table = "learned" in schemes and stock_table(decoder_of(model)) is None
+    learn_absolute_positions(model, builder.length if adds_table else None, builder.deviation)
+    still = "nope" if stock_table(decoder_of(model)) is None else "learned"
     if layout is None:
-        measured = {stock.layer_idx: "rope" if rotation.rotates else "nope" for stock, rotation in rotations.items()}
+        measured = {stock.layer_idx: "rope" if rotation.rotates else still for stock, rotation in rotations.items()}
         schemes = tuple(measured.get(layer, NO_ATTENTION) for layer in range(model.config.num_hidden_layers))
     else:
         attending = {stock.layer_idx for stock in rotations}
         schemes = tuple(scheme if layer in attending else NO_ATTENTION for layer, scheme in enumerate(schemes))
+        if still == "learned" and set(schemes) - {"learned", NO_ATTENTION}:
+            raise InputError(
+                f"{model.config.model_type!r} cannot be repositioned: its positions are learned vectors at its input"
+            )
     for stock, rotation in rotations.items():
         parts = builder.build(schemes[stock.layer_idx], rotation, 2 * len(rotation.frequencies))
-        if layout is not None and parts.frequencies is not None and not bool(parts.frequencies.any()):
-            raise InputError(
-                f"a {model.config.model_type} does not rotate queries and keys, so the scheme {parts.name!r} has no frequencies to rotate by; "
-                "schemes without rotation are nope, alibi, kerple, fire and cope"
-            )
+        if parts.frequencies is not None and not bool(rotation.frequencies.any()):
+            raise InputError(f"no layer of {model.config.model_type} rotates, so {parts.name!r} has no frequencies to rotate by")
         if parts.assigner is not None:
             initialise(parts.assigner, builder.deviation)
             parts.assigner.train(stock.training)
@@ -190,8 +192,8 @@ def added_parameters(model: nn.Module) -> int:
 
 def longest_prompt(model: nn.Module) -> int | None:
     """Tokens of the longest prompt that the model can take: the length of its learned table, None where it lacks one."""
-    table = getattr(decoder_of(model), TABLE, None)
-    return None if table is None else table.weight.shape[0]
+    table = table_of(decoder_of(model))
+    return None if table is None else positions_in(table)
 
 
 def mix_with_index(model: nn.Module, share: float) -> None:
@@ -205,14 +207,15 @@ def mix_with_index(model: nn.Module, share: float) -> None:
 
 def decoder_of(model: Any) -> Any:
     """The decoder without its unembedding, of a model or of the bridge around it."""
-    return getattr(model, "original_model", model).base_model
+    owner = getattr(model, "original_model", model)
+    return owner.base_model if owner.base_model is not owner else owner.model  # Llama 4's prefix names another model
 
 
 def blocks(model: nn.Module) -> nn.ModuleList:
     """The layers of a decoder, with and without attention."""
-    decoder, config = decoder_of(model), getattr(model, "original_model", model).config
-    lists = [child for child in decoder.children() if isinstance(child, nn.ModuleList)]
-    return next(each for each in lists if len(each) == config.num_hidden_layers)
+    lists = [module for module in decoder_of(model).modules() if isinstance(module, nn.ModuleList)]
+    # The outermost list of numbered layers: some families keep lists of norms or of experts beside it.
+    return next(each for each in lists if any(hasattr(module, "layer_idx") for module in each.modules()))
 
 
 def _declare_shared(model: PreTrainedModel) -> None:

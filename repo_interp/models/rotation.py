@@ -107,7 +107,7 @@ def source_of(decoder: nn.Module, stock: Any, config: Any) -> Source | None:
     kinds = getattr(config, "layer_types", None)
     kind = getattr(stock, "layer_type", None) or (kinds[stock.layer_idx] if kinds else None)
     prefix = f"{kind}_" if kind is not None and hasattr(rotary, f"{kind}_inv_freq") else ""
-    return Source(rotary, prefix, config)
+    return Source(rotary, prefix, config) if hasattr(rotary, f"{prefix}inv_freq") else None  # a type of layer without tables
 
 
 class Prober:
@@ -133,23 +133,29 @@ class Prober:
 def _measured(stock: Any, source: Source | None) -> Rotation:
     name = type(stock).__name__
     copied = replica(stock)
+    if getattr(stock, "is_causal", True) is False:
+        raise InputError(f"{name} attends to later tokens too (an encoder); decoders are supported")
     width = stock.config.hidden_size
-    generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(1, _TOKENS, width, generator=generator)
+    hidden = torch.randn(1, _TOKENS, width, generator=torch.Generator().manual_seed(0))
+    index = torch.arange(_TOKENS)[None]
     if source is None:
         queries, keys, call = _passed(copied, hidden, None, name)
+        _require_no_index(copied, hidden, None, name, queries)
         return _unrotated(queries, keys, call)
-    index = torch.arange(_TOKENS)[None]
     with torch.no_grad():
         given = source.tables(hidden, index)
+    if not isinstance(given, Tensor | tuple | list):
+        raise InputError(f"{name} is given tables by layer type, which is not supported")
     columns = given.shape[-1] if isinstance(given, Tensor) else given[0].shape[-1]
-    angles = torch.linspace(0.2, 1.3, columns, dtype=torch.float64)
-    queries, keys, call = _passed(copied, hidden, _tables(given, torch.zeros(columns, dtype=torch.float64)), name)
-    turned, _, _ = _passed(copied, hidden, _tables(given, angles), name)
-    entries = _pairs(queries[0].double(), turned[0].double(), angles, name)
     frequencies, scaling = source.frequencies(fresh=True)
-    theta = _by_column(source, frequencies, columns)
-    unscaled = _unscaled(source, len(frequencies))[_column_order(source, frequencies, columns)]
+    # One angle per frequency, so that both entries of a pair turn by the same: what keeps norms, as rotation does, is then unchanged.
+    angles = torch.linspace(0.2, 1.3, len(frequencies), dtype=torch.float64)
+    by_column = _column_order(source, frequencies, columns)
+    queries, keys, call = _passed(copied, hidden, _tables(given, torch.zeros(columns, dtype=torch.float64)), name)
+    turned, _, _ = _passed(copied, hidden, _tables(given, angles[by_column]), name)
+    _require_no_index(copied, hidden, _tables(given, angles[by_column]), name, turned)
+    entries = _pairs(queries[0].double(), turned[0].double(), angles, name)
+    unscaled = _unscaled(source, len(frequencies))
     d_head = queries.shape[-1]
     firsts, seconds = [e for e, _, _ in entries], [p for _, p, _ in entries]
     rest = [e for e in range(d_head) if e not in {*firsts, *seconds}]
@@ -160,9 +166,9 @@ def _measured(stock: Any, source: Source | None) -> Rotation:
     half = len(rest) // 2
     order = torch.tensor([*firsts, *rest[:half], *seconds, *rest[half:]])
     still = torch.zeros(half)
-    chosen = torch.tensor([column for _, _, column in entries], dtype=torch.long)
+    chosen = torch.tensor([number for _, _, number in entries], dtype=torch.long)
     return Rotation(
-        frequencies=torch.cat([theta[chosen], still]),
+        frequencies=torch.cat([frequencies[chosen], still]),
         attention_scaling=scaling,
         unscaled=torch.cat([unscaled[chosen], still]),
         order=None if torch.equal(order, torch.arange(d_head)) else order,
@@ -172,6 +178,13 @@ def _measured(stock: Any, source: Source | None) -> Rotation:
         source=source,
         **_kernel(queries, call),
     )
+
+
+def _require_no_index(replica: Any, hidden: Tensor, tables: Any, name: str, queries: Tensor) -> None:
+    """Raise InputError where other token indices give other queries although the tables are the same."""
+    later, _, _ = _passed(replica, hidden, tables, name, start=3)
+    if not torch.allclose(later, queries, rtol=1e-4, atol=1e-5):
+        raise InputError(f"{name} rotates by tables of its own, not by those that its decoder gives it; not supported")
 
 
 def _unrotated(queries: Tensor, keys: Tensor, call: Mapping[str, Any]) -> Rotation:
@@ -206,31 +219,56 @@ def replica(stock: nn.Module, weights: bool = False) -> Any:
     return copied.float().cpu().eval()
 
 
-def _passed(replica: Any, hidden: Tensor, tables: Any, name: str) -> tuple[Tensor, Tensor, dict[str, Any]]:
+def _passed(replica: Any, hidden: Tensor, tables: Any, name: str, start: int = 0) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Queries and keys that reach the attention function, and the arguments that it is called with."""
-    wanted = inspect.signature(replica.forward).parameters
-    known = {"hidden_states": hidden, TABLES: tables, "position_ids": torch.arange(hidden.shape[1])[None]}
-    keywords = {
-        key: known.get(key)
-        for key, p in wanted.items()
-        if key in known or (p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD)
+    wanted: dict[str, inspect.Parameter] = {}
+    for forward in _forwards(type(replica)):
+        wanted |= dict(list(inspect.signature(forward).parameters.items())[1:])
+    tokens = hidden.shape[1]
+    known: dict[str, Any] = {
+        "hidden_states": hidden,
+        TABLES: tables,
+        "position_ids": torch.arange(start, start + tokens)[None],
+        "attention_mask": torch.ones(1, 1, tokens, tokens, dtype=torch.bool).tril(),
+        "prev_topk_indices": torch.arange(tokens).expand(1, tokens, tokens),  # of an earlier layer's sparse attention
     }
-    keywords |= {"shared_kv_states": {}} if "shared_kv_states" in wanted else {}
-    replica.seen = {}
+    required = [key for key, p in wanted.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    keywords = {key: known.get(key) for key in wanted if key in known or key in required}
+    keywords |= {"shared_kv_states": _AnyKeys(replica, tokens)} if "shared_kv_states" in wanted else {}
     try:
         with torch.no_grad():
-            replica(**keywords)
+            try:
+                replica.seen = {}
+                replica(**keywords)
+            except Exception:  # masks by the kind of layer, say; sparse attention needs one
+                replica.seen = {}
+                replica(**keywords | {"attention_mask": None})
     except Exception as error:
         raise InputError(f"{name} does not run on its own ({one_line(error)}), so how it rotates cannot be measured") from None
     seen = replica.seen
     if "queries" not in seen:
         raise InputError(f"{name} does not call the attention interface of transformers, so its attention cannot be observed")
+    if seen.pop("calls") > 1:
+        raise InputError(f"{name} attends more than once in a pass (differential attention, say); not supported")
     return seen.pop("queries"), seen.pop("keys"), seen
+
+
+class _AnyKeys(dict):
+    """Keys and values for a layer that takes those of an earlier one."""
+
+    def __init__(self, replica: Any, tokens: int) -> None:
+        super().__init__()
+        heads = replica.config.num_attention_heads // getattr(replica, "num_key_value_groups", 1)
+        self.given = torch.zeros(1, heads, tokens, replica.head_dim)
+
+    def __missing__(self, kind: object) -> tuple[Tensor, Tensor]:
+        return self.given, self.given
 
 
 def _record(module: Any, queries: Tensor, keys: Tensor, values: Tensor, mask: Any = None, *more: Any, **keywords: Any) -> tuple:
     """The attention function of a replica: what it is called with is kept, and the output is of the right shape."""
-    module.seen = {**keywords, "queries": queries, "keys": keys}
+    calls = module.seen.get("calls", 0) + 1
+    module.seen = {**keywords, "queries": queries, "keys": keys, "calls": calls}
     return values.repeat_interleave(queries.shape[1] // values.shape[1], 1).transpose(1, 2).contiguous(), None
 
 
@@ -270,7 +308,7 @@ def turning_pairs(copied: Any, given: Any) -> list[tuple[int, int]]:
 def _pairs(
     plain: Float[Tensor, "head token d_head"], turned: Float[Tensor, "head token d_head"], angles: Tensor, name: str
 ) -> list[tuple[int, int, int]]:
-    """(first entry, second entry, column) of every pair, in the order of first entries."""
+    """(first entry, second entry, number of its frequency) of every pair, in the order of first entries; `angles` by frequency."""
     x, y = plain.flatten(0, 1).T, turned.flatten(0, 1).T  # [entry, sample]
     moved = ((y - x).abs().amax(1) > 1e-5 * x.abs().amax()).nonzero().flatten().tolist()
     gram, mixed = x @ x.T, y @ x.T
@@ -284,13 +322,14 @@ def _pairs(
         residual[entry] = torch.inf
         partner = int(residual.argmin())
         angle = torch.atan2(beta[partner].abs(), alpha[partner])
-        column = int((angles - angle).abs().argmin())
-        if residual[partner] > 1e-6 * y[entry].square().sum() or abs(float(angles[column] - angle)) > 1e-3:
+        number = int((angles - angle).abs().argmin())
+        if residual[partner] > 1e-6 * y[entry].square().sum() or abs(float(angles[number] - angle)) > 1e-3:
             raise InputError(
-                f"{name} does something after rotating queries that is no rotation (a norm, say), so positions cannot be exchanged there"
+                f"{name} does something after rotating queries that is no rotation (a norm with gains, say), so positions cannot be "
+                "exchanged there; qwen3, whose norm comes first, is supported"
             )
         if beta[partner] < 0:
-            found.append((entry, partner, column))
+            found.append((entry, partner, number))
     if 2 * len(found) != len(moved):
         raise InputError(f"{name} turns entries of a head that form no pairs; not supported")
     return found
@@ -312,10 +351,6 @@ def _column_order(source: Source, frequencies: Tensor, columns: int) -> Tensor:
     return orders[best]
 
 
-def _by_column(source: Source, frequencies: Tensor, columns: int) -> Tensor:
-    return frequencies[_column_order(source, frequencies, columns)]
-
-
 def _unscaled(source: Source, count: int) -> Tensor:
     """theta_r = rope_theta^(-2 r / d): the frequencies of training."""
     parameters = getattr(source.config, "rope_parameters", None) or {}
@@ -328,12 +363,34 @@ def _unscaled(source: Source, count: int) -> Tensor:
 
 
 def attention_modules(model: nn.Module) -> Iterator[Any]:
-    """The stock self-attention modules of a decoder: those with a layer's number that read hidden states."""
-    for module in model.modules():
-        number = getattr(module, "layer_idx", None)
-        if (
-            isinstance(number, int)
-            and hasattr(module, "config")
-            and any("ttention" in kind.__name__ for kind in type(module).__mro__)
-        ):
-            yield module
+    """The stock self-attention modules of a decoder: those with a layer's number that call transformers' attention functions.
+
+    Raises InputError where there is none.
+    """
+    name, named = type(model).__name__, dict(model.named_modules())
+    attending = [module for module in named.values() if _attends(type(module))]
+    # Towers for images and sound number no layers, or see later patches; where nothing else attends, the model is an encoder.
+    attending = [
+        module for module in attending if hasattr(module, "layer_idx") and getattr(module, "is_causal", True)
+    ] or attending
+    found = [module for module in attending if isinstance(number := getattr(module, "layer_idx", None), int) and number >= 0]
+    if any(path.endswith(("encoder_attn", "crossattention")) for path in named):
+        raise InputError(f"{name} attends to an encoder; decoders alone are supported")
+    if not attending:
+        others = [type(module).__name__ for module in named.values() if type(module).__name__.lower().endswith("attention")]
+        reason = f"{others[0]} does not call the attention functions of transformers" if others else "no layer has attention"
+        raise InputError(f"{name} cannot be observed: {reason}")
+    if len({module.layer_idx for module in found}) < len(attending):
+        raise InputError(f"{name} runs an attention module more than once in a pass, which is not supported")
+    yield from found
+
+
+def _attends(kind: type) -> bool:
+    """Whether a class of modules calls the attention functions of transformers in its forward pass."""
+    codes = [getattr(getattr(forward, "__wrapped__", forward), "__code__", None) for forward in _forwards(kind)]
+    return any("ALL_ATTENTION_FUNCTIONS" in code.co_names for code in codes if code is not None)
+
+
+def _forwards(kind: type) -> list[Any]:
+    """The forward functions of a class of modules and of those that it inherits from."""
+    return [vars(each)["forward"] for each in kind.__mro__ if "forward" in vars(each) and each is not nn.Module]

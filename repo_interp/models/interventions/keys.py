@@ -24,7 +24,8 @@ from repo_interp.errors import InputError
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.interventions.lasting import lasting
 from repo_interp.models.interventions.replacing import finite_positions
-from repo_interp.models.reposition import TABLE, attentions_of, decoder_of
+from repo_interp.models.reposition import attentions_of, decoder_of
+from repo_interp.models.tables import change_index, table_of
 from repo_interp.positions.biases import PositionBias
 from repo_interp.positions.rotary import expand_heads, rotation_tables, turn
 
@@ -61,8 +62,7 @@ def moved_keys(model: nn.Module, shifts: Mapping[int, Shift]) -> Iterator[None]:
             if isinstance(attention.position_logits, PositionBias):
                 _attach(hooks, attention.position_logits.register_forward_pre_hook(_shift_index(shift)))
             if attention.scheme == "learned" and attention.layer_idx == 0:
-                table = getattr(decoder_of(model), TABLE)
-                _attach(hooks, table.register_forward_pre_hook(_shift_vectors(shift)))
+                _attach(hooks, change_index(table_of(decoder_of(model)), _shifted_by(shift)))
         yield
 
 
@@ -111,13 +111,8 @@ def _shift_index(shift: Shift) -> Callable:
     return hook
 
 
-def _shift_vectors(shift: Shift) -> Callable:
-    def hook(module: Any, arguments: tuple) -> tuple:
-        embeddings, index = arguments
-        shifted = index + _shift_of(shift, index[:, None].to(torch.float32))[:, 0].round().to(index.dtype)
-        return embeddings, torch.where(index < 0, index, shifted.clamp(0, len(module.weight) - 1))
-
-    return hook
+def _shifted_by(shift: Shift) -> Callable[[Tensor], Tensor]:
+    return lambda index: index + _shift_of(shift, index[:, None].to(torch.float32))[:, 0]
 
 
 def _attach(hooks: ExitStack, handle: Any) -> None:

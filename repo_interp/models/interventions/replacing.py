@@ -28,7 +28,8 @@ from repo_interp.errors import InputError, one_line, warn
 from repo_interp.models.attention import RepositionedAttention, attached
 from repo_interp.models.interventions.lasting import lasting
 from repo_interp.models.padding import valid_tokens
-from repo_interp.models.reposition import attentions, attentions_of
+from repo_interp.models.reposition import attentions, attentions_of, decoder_of
+from repo_interp.models.tables import change_index, table_of
 from repo_interp.positions.logits import exact
 from repo_interp.positions.rotary import expand_heads
 
@@ -82,15 +83,21 @@ def replaced(
     `heads` are (layer, head) pairs, or `layer` says one or several layers; neither: all heads of every layer that rotates by positions.
     `rows`: rows of positions that the change needs at least (1, the key-value heads, or the heads). `prompts`: how many prompts it has
     values of, one by one; 1: the same for all, or made of what is there. Contexts nest: the inner one is given what the outer one left.
+    Where positions are learned vectors at the model's input, `change` is given the index of every token, and what it returns is rounded.
     Measures, caches and hooks on `hook_positions` that are attached inside see what was put. Hooks are gone when the context ends, also by
     an error. Raises InputError for layers and heads that the model lacks, for layers without positions to replace - by name -, for invalid
     token indices, and, in the pass, for positions of another length or that are not finite. Warns at the end, with a Note, of tokens that
     no pass came to.
     """
-    chosen = _chosen_heads(model, heads, layer)
     table = None if tokens is None else token_table(tokens)
-    places = []
+    learned = None if any(map(_rotates, attentions(model))) else table_of(decoder_of(model))
+    chosen = _chosen_heads(model, heads, layer) if learned is None or heads is not None or layer is not None else {}
+    places: list[_Place | _Vectors] = []
     with lasting(model) as hooks:
+        if learned is not None and not chosen:
+            place = _Vectors(change, table, prompts)
+            places.append(place)
+            hooks.callback(change_index(learned, place.put).remove)
         for attention in attentions_of(model, chosen):
             place = _Place(attention, chosen[attention.layer_idx], change, table, rows, prompts)
             places.append(place)
@@ -219,6 +226,30 @@ class _Place:
         table = self.tokens.to(index.device).expand(len(index), -1)
         chosen = table.gather(1, index.clamp(0, longest - 1)) & (index < longest)
         return chosen if valid is None else chosen & valid
+
+
+@dataclass
+class _Vectors:
+    """A change of the index that learned absolute positions are looked up by: for the whole model."""
+
+    change: Change
+    tokens: Bool[Tensor, "prompt token"] | None
+    prompts: int = 1
+    longest: int = 0
+
+    def put(self, index: Int[Tensor, "any token"]) -> Tensor:
+        """The index of every token with the chosen ones replaced; padding is known by an index below 0 alone."""
+        named = 1 if self.tokens is None else len(self.tokens)
+        index = index.expand(max(len(index), self.prompts, named), -1)
+        self.longest = max(self.longest, int(index.max()) + 1)
+        chosen = None
+        if self.tokens is not None:
+            longest = self.tokens.shape[1]
+            table = self.tokens.to(index.device).expand(len(index), -1)
+            chosen = table.gather(1, index.clamp(0, longest - 1)) & (index < longest)
+        start = int(index[:, -1].max()) + 1 - index.shape[1]
+        here = Here(0, (0,), index, max(0, start), chosen)
+        return changed_rows(index[:, None].to(torch.float32), self.change, here)[:, 0]
 
 
 def _named(table: Bool[Tensor, "prompt token"], beyond: int) -> list[int]:

@@ -538,7 +538,7 @@ def test_what_cannot_be_is_refused_in_one_line_and_leaves_nothing(message):
     assert hooks_of(model) == before
 
 
-@pytest.mark.parametrize("scheme", ["nope", "alibi", "learned", "cope"])
+@pytest.mark.parametrize("scheme", ["nope", "alibi", "cope"])
 def test_a_model_that_rotates_nothing_by_positions_is_refused_by_name(scheme):
     model = repositioned(scheme)
     assert iv.heads_with_positions(model) == []

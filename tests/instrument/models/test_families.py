@@ -1,0 +1,133 @@
+"""Families of transformers that differ, by one mechanism: the columns of docs/families.md, caches, layouts and precision."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch.testing import assert_close
+from transformers import AutoModelForCausalLM
+
+import repo_interp as ri
+from benchmarks.families import COLUMNS, GOOD, page, small_configuration, small_model, tried
+from repo_interp.models.reposition import attentions, longest_prompt, with_layout
+
+DIFFERENT = (
+    *("gpt_neox", "phi", "glm4", "cohere2", "gemma3_text", "gpt_oss", "mixtral", "qwen3_moe", "granite", "gpt2", "opt"),
+    *("qwen3_next", "lfm2", "nemotron_h", "deepseek_v3", "deepseek_v32", "gemma3n_text", "nanochat", "doge", "inkling_text"),
+)
+"""Fused and partial; interleaved pairs; layers without rotation; two frequencies; sinks; experts; learned absolute positions; hybrids;
+latent attention, with a selection of keys; keys of another layer; a norm after the rotation; masks and biases of a family's own."""
+CACHED = ("gpt_neox", "glm4", "cohere2", "gemma3_text", "gpt_oss", "deepseek_v3", "gpt2")
+TOKENS = torch.randint(3, 119, (2, 12), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def stock():
+    """The stock model of a family, built once."""
+    models = {}
+
+    def of(family):
+        return models.setdefault(family, small_model(family)) if family not in models else models[family]
+
+    return of
+
+
+def observed(model):
+    return with_layout(copy.deepcopy(model), None)
+
+
+def generated(model, **options):
+    torch.manual_seed(0)
+    given = {"attention_mask": torch.ones_like(TOKENS), "max_new_tokens": 10, "do_sample": False} | options
+    return model.generate(TOKENS, **given)
+
+
+@pytest.mark.parametrize("family", DIFFERENT)
+def test_a_family_is_observed_as_the_table_says(family):
+    row = tried(family)
+    assert {column: row[column] for column in COLUMNS if row[column] not in GOOD} == {}
+
+
+@pytest.mark.parametrize("family", CACHED)
+@pytest.mark.parametrize("options", [{"num_beams": 2}, {"cache_implementation": "static"}], ids=["beams", "static"])
+def test_caches_of_every_kind_keep_positions(stock, family, options):
+    assert torch.equal(generated(observed(stock(family)), **options), generated(stock(family), **options))
+
+
+@pytest.mark.parametrize("family", ["glm4", "deepseek_v3", "gpt_oss"])
+def test_a_cropped_cache_goes_on_as_if_the_rest_had_never_been(stock, family):
+    model = observed(stock(family))
+    with torch.no_grad():
+        expected = model(TOKENS, use_cache=True).logits[:, -1]
+        cache = model(TOKENS[:, :7], use_cache=True).past_key_values
+        cache.crop(-1)
+        logits = model(TOKENS[:, 6:], past_key_values=cache, use_cache=True).logits[:, -1]
+    assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "glm4", "qwen3_moe", "gpt_oss", "deepseek_v3", "qwen3_next"])
+def test_learned_positions_work_on_every_family_that_rotates(stock, family):
+    model = ri.reposition(copy.deepcopy(stock(family)), "repo")
+    with torch.no_grad():
+        for attention in attentions(model):
+            for parameter in attention.assigner.parameters():
+                parameter.normal_(std=0.3)
+    assert torch.equal(generated(model), generated(model, use_cache=False))
+    learned = [parameter for attention in attentions(model) for parameter in attention.assigner.parameters()]
+    optimizer = torch.optim.Adam(learned, lr=1e-2)
+    losses = []
+    for _ in range(6):
+        loss = model(TOKENS, labels=TOKENS, use_cache=False).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("layout", ["nope", "cope", "cope_rope", "alibi", "hope", "kerple", "fire", "rope_high", "r2n1"])
+@pytest.mark.parametrize("family", ["gpt_neox", "deepseek_v3"])
+def test_schemes_run_where_part_of_a_head_rotates(stock, family, layout):
+    model = (
+        ri.reposition(copy.deepcopy(stock(family)), layout, training_length=400)
+        if layout in ("hope", "rope_high")
+        else (ri.reposition(copy.deepcopy(stock(family)), layout))
+    )
+    assert torch.equal(generated(model), generated(model, use_cache=False))
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "glm4", "gemma3_text", "deepseek_v3", "gpt_oss"])
+def test_half_precision_stays_as_near_to_float32_as_the_stock_model(stock, family):
+    exact = stock(family)
+    half = copy.deepcopy(exact).to(torch.bfloat16)
+    with torch.no_grad():
+        expected, of_stock = exact(TOKENS).logits, half(TOKENS).logits.float()
+        ours = observed(half)(TOKENS).logits.float()
+    allowed = 2.0 * float((of_stock - expected).abs().mean())
+    assert float((ours - expected).abs().mean()) <= allowed
+
+
+def test_positions_at_the_input_are_exchanged_in_the_table_of_the_stock_model(stock):
+    model = observed(stock("gpt2"))
+    assert ri.models.reposition.layout(model) == ("learned",) * 4
+    assert longest_prompt(model) == 128
+    with torch.no_grad(), ri.interventions.shifted(model, 5.0):
+        moved = model(TOKENS, use_cache=False).logits
+    with torch.no_grad():
+        index = torch.arange(5, 17)[None]
+        assert_close(moved, stock("gpt2")(TOKENS, position_ids=index, use_cache=False).logits)
+    with torch.no_grad(), ri.interventions.shifted(model, 1e6, tokens=[3]):
+        model(TOKENS, use_cache=False)  # kept within the table
+    with pytest.raises(ri.InputError, match="learned vectors at its input"):
+        ri.reposition(copy.deepcopy(stock("gpt2")), "repo")
+
+
+def test_a_refusal_names_the_reason_and_what_is_supported():
+    config = small_configuration("bloom")
+    with pytest.raises(ri.InputError, match="BloomAttention does not call the attention functions"):
+        with_layout(AutoModelForCausalLM.from_config(config), None)
+    rows = {"llama": dict.fromkeys(("layers", "positions", *COLUMNS), "yes"), "bert": {"refused": "it is an encoder"}}
+    written = page(rows, "5.23.0")
+    assert "| llama |" in written and "| bert | it is an encoder |" in written and "Of 2 families 1 open" in written
