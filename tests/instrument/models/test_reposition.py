@@ -207,7 +207,7 @@ def test_decoders_that_cannot_be_repositioned_are_refused():
     from transformers import AutoModelForCausalLM, GPT2Config
 
     gpt2 = AutoModelForCausalLM.from_config(GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=16))
-    with pytest.raises(ri.InputError, match="a gpt2 does not rotate queries and keys, so the scheme 'repo' has no frequencies"):
+    with pytest.raises(ri.InputError, match="'gpt2' cannot be repositioned: its positions are learned vectors at its input"):
         ri.reposition(gpt2, "repo")
     model = tiny("llama")
     model.config.rope_parameters = {"rope_type": "spiral", "factor": 2.0, "rope_theta": 1e4}
