@@ -33,22 +33,30 @@ GOOD = ("yes", "no positions", "yes (ours)")
 PAGE = Path(__file__).parents[1] / "docs" / "families.md"
 INTRODUCTION = """# Families of decoders
 
-Written by `python -m benchmarks.families`, with transformers {version}; do not edit. It builds every causal language model of the installed
-transformers with tiny random weights, in a process of its own, and tries it. Of {all} families {opened} open, and {whole} of them pass every
-column ({counts}). A family that follows the interface of transformers needs no code here: how its layers rotate is measured.
+Written by `python -m benchmarks.families`, with transformers {version}; do not edit. It builds every causal language model of the
+installed transformers with tiny random weights, in a process of its own, and tries it. Of {all} families {opened} open, and {whole} of
+them pass every column ({counts}).
+A family that follows the interface of transformers needs no code here: how its layers rotate is measured.
 
 How to read it:
 
 - **layers**: layers whose attention is observed, of all layers. The others of a hybrid have no attention.
-- **positions**: the schemes of its layers. `rope`: rotation by the token index; `nope`: none; `learned`: a vector per position, added to the
-  token embeddings.
+- **positions**: the schemes of its layers. `rope`: rotation by the token index; `nope`: none; `learned`: a vector per position, added to
+  the token embeddings.
 - **logits**: those of the stock model, within 1e-5 of the largest, in float32, for two prompts longer than any window.
 - **attention**: each layer's output, made again from what measures are given (queries, keys, positions, sinks, windows), within 2e-5.
 - **generation**: the same tokens as the stock model, with a key-value cache: greedy, sampled with one seed, and with padding on the left.
 - **intervention**: shifted positions change the logits, and afterwards they are bit-identical to those before. `no positions`: the family
   has none that could be shifted.
 - **bridge**: a `TransformerBridge` gives the same logits. `yes (ours)`: TransformerLens has no adapter for this family, or one that names
-  parts that it lacks; the same hook points of attention are put on the Hugging Face model."""
+  parts that it lacks; the same hook points of attention are put on the Hugging Face model.
+
+Limits:
+
+- Frequencies that grow with the prompt (`rope_type` "dynamic") are those of the pass. Where a cache outgrows the training length, earlier
+  keys are turned by the new frequencies; the stock model leaves them as they were, and may generate other tokens from there on.
+- Sparse attention (DeepSeek's indexer) selects keys by the token index, whatever an intervention does to positions.
+- Hooks on keys change those of the pass. With latent attention the cache holds what keys are made of, so later passes see stock keys."""
 
 
 def small_configuration(family: str) -> Any:
@@ -101,7 +109,6 @@ def small_model(family: str) -> Any:
 def tried(family: str) -> dict[str, str]:
     """What works on `family`, by column: "yes", a number, or the reason why not."""
     import torch
-
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     import repo_interp as ri

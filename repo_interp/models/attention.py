@@ -264,8 +264,8 @@ class RepositionedAttention:
     def _require_running(self, projection: nn.Module, arguments: tuple) -> None:
         if self.now is None:
             raise InputError(
-                f"layer {self.layer_idx} assigns positions by {self.scheme!r}, and other code, such as a stock TransformerLens adapter, computes "
-                "its attention without them; make the bridge with repo_interp.load(path) or repo_interp.bridge(model)"
+                f"layer {self.layer_idx} assigns positions by {self.scheme!r}, and other code, such as a stock TransformerLens adapter, "
+                "computes its attention without them; make the bridge with repo_interp.load(path) or repo_interp.bridge(model)"
             )
 
     def _before(self, module: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
@@ -319,8 +319,9 @@ class RepositionedAttention:
 
     def entering(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of this pass as they enter attention, or a cache: in half-split order, after the hooks on them."""
-        self.running.new_keys, self.running.new_values = self.sites.keys(self._half_split(keys)), self.sites.values(values)
-        return self.running.new_keys, self.running.new_values
+        keys, values = self.sites.keys(self._half_split(keys)), self.sites.values(values)
+        self.running.new_keys, self.running.new_values = keys, values
+        return keys, values
 
     def _half_split(self, vectors: Float[Tensor, "*batch d_head"]) -> Float[Tensor, "*batch d_head"]:
         return vectors if self.order is None else vectors[..., self.order.to(vectors.device)]
@@ -549,8 +550,10 @@ class RepositionedAttention:
         return seen, keywords, bias, hidden
 
     def _cached_tokens(self, cache: Any) -> int:
+        if cache is None:
+            return 0
         try:
-            return 0 if cache is None else int(cache.get_seq_length(self.layer_idx))
+            return int(cache.get_seq_length(self.layer_idx))
         except ValueError:  # of a layer that reads the keys of an earlier one, and caches none
             return int(cache.get_seq_length())
 

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError, one_line
+from repo_interp.models.architectures import require_family
 from repo_interp.models.attention import RepositionedAttention, attached, remember_index
 from repo_interp.models.configuration import repositioned
-from repo_interp.models.architectures import require_family
 from repo_interp.models.rotation import Prober, Rotation, attention_modules, rotary_of
 from repo_interp.models.schemes import SchemeBuilder, require_useful, scheme_options
 from repo_interp.models.tables import TABLE, positions_in, stock_table, table_of
