@@ -7,6 +7,7 @@ Each family is built with tiny random weights in a process of its own, and tried
     generation    the same tokens as the stock model: greedy, sampled with one seed, a batch with padding on the left
     intervention  shifted positions change the logits; afterwards they are bit-identical to those before
     bridge        a TransformerBridge with the same logits
+    load          written by transformers and opened by `ri.load`, the same logits
 
 Without names, all are tried and docs/families.md is written.
 """
@@ -18,6 +19,7 @@ import json
 import multiprocessing
 import os
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 SIZES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 LISTS = ("layer_types", "mlp_layer_types", "no_rope_layers")
 SECONDS = 60
-COLUMNS = ("logits", "attention", "generation", "intervention", "bridge")
+COLUMNS = ("logits", "attention", "generation", "intervention", "bridge", "load")
 GOOD = ("yes", "no positions", "yes (ours)")
 PAGE = Path(__file__).parents[1] / "docs" / "families.md"
 INTRODUCTION = """# Families of decoders
@@ -50,6 +52,7 @@ How to read it:
   has none that could be shifted.
 - **bridge**: a `TransformerBridge` gives the same logits. `yes (ours)`: TransformerLens has no adapter for this family, or one that names
   parts that it lacks; the same hook points of attention are put on the Hugging Face model.
+- **load**: `ri.load` of what `save_pretrained` of the stock model wrote gives the same logits.
 
 Limits:
 
@@ -177,7 +180,15 @@ def tried(family: str) -> dict[str, str]:
         ours = type(wrapped.adapter).__module__.startswith("repo_interp")
         return ("yes (ours)" if ours else "yes") if error <= 1e-5 else f"{error:.1e}"
 
-    for column, does in zip(COLUMNS, (logits, attention, generation, intervention, bridged), strict=True):
+    def loaded() -> str:
+        with tempfile.TemporaryDirectory() as directory:
+            stock.save_pretrained(directory)
+            again = ri.load(directory)
+        with torch.no_grad():
+            error = float((again(tokens) - expected).abs().max() / expected.abs().max())
+        return "yes" if error <= 1e-5 else f"{error:.1e}"
+
+    for column, does in zip(COLUMNS, (logits, attention, generation, intervention, bridged, loaded), strict=True):
         attempt(column, does)
     return row
 
