@@ -37,7 +37,8 @@ INTRODUCTION = """# Families of decoders
 
 Written by `python -m benchmarks.families`, with transformers {version}; do not edit. It builds every causal language model of the
 installed transformers with tiny random weights, in a process of its own, and tries it. Of {all} families {opened} open, and {whole} of
-them show nothing else than the stock model in any column ("yes": {counts}).
+them pass every column that applies to them
+(yes: {counts}).
 A family that follows the interface of transformers needs no code here: how its layers rotate is measured.
 
 How to read it:

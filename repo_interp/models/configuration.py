@@ -262,7 +262,7 @@ def configured(raw: Mapping[str, Any], source: str) -> PretrainedConfig:
     """The Hugging Face configuration of `raw`. Raises InputError, naming `source`, where it describes no decoder."""
     modelled(raw, Fields, source)
     try:
-        raw = PretrainedConfig._decode_special_floats(copy.deepcopy(dict(raw)))  # transformers writes into it
+        raw = dict(PretrainedConfig._decode_special_floats(copy.deepcopy(dict(raw))))  # transformers writes into it
         layers = raw.get("num_hidden_layers")
         for name in ("layer_types", "no_rope_layers"):
             if layers is not None and raw.get(name) is not None and len(raw[name]) != layers:
