@@ -167,10 +167,10 @@ def tried(family: str) -> dict[str, str]:
         if all(each.scheme == "nope" for each in layers):
             return "no positions"
         with torch.no_grad():
-            before = model(tokens, use_cache=False).logits
-            with ri.interventions.shifted(model, 3.0, tokens=range(2, 6)):
-                inside = model(tokens, use_cache=False).logits
-            after = model(tokens, use_cache=False).logits
+            before = model(tokens).logits
+            with ri.interventions.shifted(model, 3.0, tokens=range(2, 6)), ri.interventions.linearised(model):
+                inside = model(tokens).logits
+            after = model(tokens).logits
         changed = float((inside - before).abs().max())
         return "yes" if changed > 1e-4 and torch.equal(before, after) else f"changed by {changed:.1e}"
 
