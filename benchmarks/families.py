@@ -6,7 +6,7 @@ Each family is built with tiny random weights in a process of its own, and tried
     attention     each layer's output made again from its captured queries, keys, positions and sinks
     generation    the same tokens as the stock model: greedy, sampled with one seed, a batch with padding on the left
     intervention  shifted positions change the logits; afterwards they are bit-identical to those before
-    bridge        a TransformerBridge with the same logits
+    bridge        a TransformerBridge with the same logits, whose hook points of attention fire
     load          written by transformers and opened by `ri.load`, the same logits
 
 Without names, all are tried and docs/families.md is written.
@@ -32,6 +32,7 @@ LISTS = ("layer_types", "mlp_layer_types", "no_rope_layers")
 SECONDS = 60
 COLUMNS = ("logits", "attention", "generation", "intervention", "bridge", "load")
 GOOD = ("yes", "no positions", "yes (ours)")
+HOOKS = ("hook_q", "hook_k", "hook_v", "hook_rot_q", "hook_rot_k", "hook_attn_scores", "hook_pattern", "hook_z")
 PAGE = Path(__file__).parents[1] / "docs" / "families.md"
 INTRODUCTION = """# Families of decoders
 
@@ -51,7 +52,7 @@ How to read it:
 - **generation**: the same tokens as the stock model, with a key-value cache: greedy, sampled with one seed, and with padding on the left.
 - **intervention**: shifted positions change the logits, and afterwards they are bit-identical to those before. `no positions`: the family
   has none that could be shifted.
-- **bridge**: a `TransformerBridge` gives the same logits. `yes (ours)`: TransformerLens has no adapter for this family, or one that names
+- **bridge**: a `TransformerBridge` gives the same logits, and its hook points of attention fire. `yes (ours)`: TransformerLens has no adapter for this family, or one that names
   parts that it lacks; the same hook points of attention are put on the Hugging Face model.
 - **load**: `ri.load` of what `save_pretrained` of the stock model wrote gives the same logits.
 
@@ -168,7 +169,7 @@ def tried(family: str) -> dict[str, str]:
             return "no positions"
         with torch.no_grad():
             before = model(tokens).logits
-            with ri.interventions.shifted(model, 3.0, tokens=range(2, 6)), ri.interventions.linearised(model):
+            with ri.interventions.shifted(model, 3.0, tokens=range(2, 6)):
                 inside = model(tokens).logits
             after = model(tokens).logits
         changed = float((inside - before).abs().max())
@@ -177,7 +178,11 @@ def tried(family: str) -> dict[str, str]:
     def bridged() -> str:
         wrapped = ri.bridge(copy.deepcopy(model))
         with torch.no_grad():
-            error = float((wrapped(tokens) - expected).abs().max() / expected.abs().max())
+            given, cache = wrapped.run_with_cache(tokens)
+        error = float((given - expected).abs().max() / expected.abs().max())
+        missing = [name for name in HOOKS if f"blocks.{layers[0].layer_idx}.attn.{name}" not in cache]
+        if missing:
+            return f"without {', '.join(missing)}"
         ours = type(wrapped.adapter).__module__.startswith("repo_interp")
         return ("yes (ours)" if ours else "yes") if error <= 1e-5 else f"{error:.1e}"
 

@@ -154,6 +154,7 @@ def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = N
     except _Unfit:
         wrapped = adapted(adapter_for(model))
     wrapped.__class__ = RepositionedBridge
+    _put_output_projections(wrapped)
     wrapped.cfg.default_prepend_bos = False  # as long as no tokenizer puts one
     if tokenizer is not None:
         # TransformerLens would load it anew to prepend BOS and add tokens beyond the vocabulary: prompts would not be the model's own.
@@ -189,6 +190,16 @@ def special_tokens_around(tokenizer: PreTrainedTokenizerBase) -> tuple[bool, boo
             continue
     around = len(encoded) > 1
     return around and encoded[0] == tokenizer.bos_token_id, around and encoded[-1] == tokenizer.eos_token_id
+
+
+def _put_output_projections(wrapped: Any) -> None:
+    """Put the adapter's output projection into stock modules whose own it does not stand for (GPT-2), so that hook_z fires."""
+    for attention in attentions(wrapped):
+        holder = next((each for each in wrapped.modules() if getattr(each, "original_component", None) is attention.module), None)
+        output = getattr(holder, "o", None)
+        for name, child in list(attention.module.named_children()):
+            if output is not None and child is output.original_component:
+                setattr(attention.module, name, output)
 
 
 class _Unfit(Exception):
