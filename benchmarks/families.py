@@ -6,7 +6,8 @@ Each family is built with tiny random weights in a process of its own, and tried
     attention     each layer's output made again from its captured queries, keys, positions and sinks
     generation    the same tokens as the stock model: greedy, sampled with one seed, a batch with padding on the left
     intervention  shifted positions change the logits; afterwards they are bit-identical to those before
-    bridge        a TransformerBridge with the same logits
+    bridge        a TransformerBridge with the same logits, whose hook points of attention fire
+    load          written by transformers and opened by `ri.load`, the same logits
 
 Without names, all are tried and docs/families.md is written.
 """
@@ -18,6 +19,7 @@ import json
 import multiprocessing
 import os
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -28,27 +30,38 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 SIZES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 LISTS = ("layer_types", "mlp_layer_types", "no_rope_layers")
 SECONDS = 60
-COLUMNS = ("logits", "attention", "generation", "intervention", "bridge")
+COLUMNS = ("logits", "attention", "generation", "intervention", "bridge", "load")
 GOOD = ("yes", "no positions", "yes (ours)")
+HOOKS = ("hook_q", "hook_k", "hook_v", "hook_rot_q", "hook_rot_k", "hook_attn_scores", "hook_pattern", "hook_z")
 PAGE = Path(__file__).parents[1] / "docs" / "families.md"
 INTRODUCTION = """# Families of decoders
 
-Written by `python -m benchmarks.families`, with transformers {version}; do not edit. It builds every causal language model of the installed
-transformers with tiny random weights, in a process of its own, and tries it. Of {all} families {opened} open, and {whole} of them pass every
-column ({counts}). A family that follows the interface of transformers needs no code here: how its layers rotate is measured.
+Written by `python -m benchmarks.families`, with transformers {version}; do not edit. It builds every causal language model of the
+installed transformers with tiny random weights, in a process of its own, and tries it. Of {all} families {opened} open, and {whole} of
+them pass every column that applies to them
+(yes: {counts}).
+A family that follows the interface of transformers needs no code here: how its layers rotate is measured.
 
 How to read it:
 
 - **layers**: layers whose attention is observed, of all layers. The others of a hybrid have no attention.
-- **positions**: the schemes of its layers. `rope`: rotation by the token index; `nope`: none; `learned`: a vector per position, added to the
-  token embeddings.
+- **positions**: the schemes of its layers. `rope`: rotation by the token index; `nope`: none; `learned`: a vector per position, added to
+  the token embeddings.
 - **logits**: those of the stock model, within 1e-5 of the largest, in float32, for two prompts longer than any window.
 - **attention**: each layer's output, made again from what measures are given (queries, keys, positions, sinks, windows), within 2e-5.
 - **generation**: the same tokens as the stock model, with a key-value cache: greedy, sampled with one seed, and with padding on the left.
 - **intervention**: shifted positions change the logits, and afterwards they are bit-identical to those before. `no positions`: the family
   has none that could be shifted.
-- **bridge**: a `TransformerBridge` gives the same logits. `yes (ours)`: TransformerLens has no adapter for this family, or one that names
-  parts that it lacks; the same hook points of attention are put on the Hugging Face model."""
+- **bridge**: a `TransformerBridge` gives the same logits, and its hook points of attention fire. `yes (ours)`: TransformerLens has no adapter for this family, or one that names
+  parts that it lacks; the same hook points of attention are put on the Hugging Face model.
+- **load**: `ri.load` of what `save_pretrained` of the stock model wrote gives the same logits.
+
+Limits:
+
+- Frequencies that grow with the prompt (`rope_type` "dynamic") are those of the pass. Where a cache outgrows the training length, earlier
+  keys are turned by the new frequencies; the stock model leaves them as they were, and may generate other tokens from there on.
+- Sparse attention (DeepSeek's indexer) selects keys by the token index, whatever an intervention does to positions.
+- Hooks on keys change those of the pass. With latent attention the cache holds what keys are made of, so later passes see stock keys."""
 
 
 def small_configuration(family: str) -> Any:
@@ -155,21 +168,33 @@ def tried(family: str) -> dict[str, str]:
         if all(each.scheme == "nope" for each in layers):
             return "no positions"
         with torch.no_grad():
-            before = model(tokens, use_cache=False).logits
+            before = model(tokens).logits
             with ri.interventions.shifted(model, 3.0, tokens=range(2, 6)):
-                inside = model(tokens, use_cache=False).logits
-            after = model(tokens, use_cache=False).logits
+                inside = model(tokens).logits
+            after = model(tokens).logits
         changed = float((inside - before).abs().max())
         return "yes" if changed > 1e-4 and torch.equal(before, after) else f"changed by {changed:.1e}"
 
     def bridged() -> str:
         wrapped = ri.bridge(copy.deepcopy(model))
         with torch.no_grad():
-            error = float((wrapped(tokens) - expected).abs().max() / expected.abs().max())
+            given, cache = wrapped.run_with_cache(tokens)
+        error = float((given - expected).abs().max() / expected.abs().max())
+        missing = [name for name in HOOKS if f"blocks.{layers[0].layer_idx}.attn.{name}" not in cache]
+        if missing:
+            return f"without {', '.join(missing)}"
         ours = type(wrapped.adapter).__module__.startswith("repo_interp")
         return ("yes (ours)" if ours else "yes") if error <= 1e-5 else f"{error:.1e}"
 
-    for column, does in zip(COLUMNS, (logits, attention, generation, intervention, bridged), strict=True):
+    def loaded() -> str:
+        with tempfile.TemporaryDirectory() as directory:
+            stock.save_pretrained(directory)
+            again = ri.load(directory)
+        with torch.no_grad():
+            error = float((again(tokens) - expected).abs().max() / expected.abs().max())
+        return "yes" if error <= 1e-5 else f"{error:.1e}"
+
+    for column, does in zip(COLUMNS, (logits, attention, generation, intervention, bridged, loaded), strict=True):
         attempt(column, does)
     return row
 
@@ -208,7 +233,7 @@ def page(rows: dict[str, dict[str, str]], version: str) -> str:
     """docs/families.md."""
     opened = {family: row for family, row in rows.items() if "refused" not in row}
     whole = [row for row in opened.values() if all(row[column] in GOOD for column in COLUMNS)]
-    counts = ", ".join(f"{sum(row[column] in GOOD for row in opened.values())} {column}" for column in COLUMNS)
+    counts = ", ".join(f"{sum(row[column].startswith('yes') for row in opened.values())} {column}" for column in COLUMNS)
     lines = [
         *INTRODUCTION.format(version=version, all=len(rows), opened=len(opened), whole=len(whole), counts=counts).splitlines(),
         "",

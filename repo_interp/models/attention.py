@@ -275,7 +275,7 @@ class RepositionedAttention:
         past = next((name for name in _CACHES if given.get(name) is not None), None)
         cache = None if past is None else given[past]
         index = self.token_index(hidden_states, given, cache)
-        start = self._cached_tokens(cache)
+        start = self._cached_tokens(cache, hidden_states.shape[1])
         self._follow()
         mask = given.get("attention_mask")
         self.now = Pass(hidden_states, mask if isinstance(mask, Tensor) else None, index, start)
@@ -319,8 +319,9 @@ class RepositionedAttention:
 
     def entering(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of this pass as they enter attention, or a cache: in half-split order, after the hooks on them."""
-        self.running.new_keys, self.running.new_values = self.sites.keys(self._half_split(keys)), self.sites.values(values)
-        return self.running.new_keys, self.running.new_values
+        keys, values = self.sites.keys(self._half_split(keys)), self.sites.values(values)
+        self.running.new_keys, self.running.new_values = keys, values
+        return keys, values
 
     def _half_split(self, vectors: Float[Tensor, "*batch d_head"]) -> Float[Tensor, "*batch d_head"]:
         return vectors if self.order is None else vectors[..., self.order.to(vectors.device)]
@@ -549,11 +550,14 @@ class RepositionedAttention:
         hidden = None if selected is None and not own else visible(rows, count, None, queries.device) & ~seen  # by windows too
         return seen, keywords, bias, hidden
 
-    def _cached_tokens(self, cache: Any) -> int:
+    def _cached_tokens(self, cache: Any, tokens: int) -> int:
+        """Tokens in the cache before a pass of `tokens`."""
+        if cache is None:
+            return 0
         try:
-            return 0 if cache is None else int(cache.get_seq_length(self.layer_idx))
-        except ValueError:  # of a layer that reads the keys of an earlier one, and caches none
-            return int(cache.get_seq_length())
+            return int(cache.get_seq_length(self.layer_idx))
+        except ValueError:  # a layer that reads the keys of an earlier one, which has cached those of this pass, and caches none
+            return int(cache.get_seq_length()) - tokens
 
     def token_index(self, hidden_states: Tensor, given: dict[str, Any], cache: Any) -> Int[Tensor, "any token"]:
         """The number of every token of this pass in its prompt: as given to the module, else as its tables were made for, else counted."""
@@ -562,7 +566,7 @@ class RepositionedAttention:
             index = getattr(_first(given.get(TABLES)), "token_index", None)
         if index is not None and index.ndim == 2 and index.shape[-1] == hidden_states.shape[1]:
             return index
-        start = self._cached_tokens(cache)
+        start = self._cached_tokens(cache, hidden_states.shape[1])
         return torch.arange(start, start + hidden_states.shape[1], device=hidden_states.device)[None]
 
 

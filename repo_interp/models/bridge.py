@@ -111,11 +111,14 @@ class RepositionedAttentionBridge:
             attention.sites.attended = self.hook_z
         if "q" not in self.submodules or any(getattr(component, name, None) is None for name in ("q_proj", "k_proj", "v_proj")):
             # Projections are fused, or unknown to the adapter: the hooks on single ones fire where the parts arrive.
-            aliases = getattr(self, "hook_aliases", {})
-            self.hook_aliases = {alias: at for alias, at in aliases.items() if alias not in ("hook_q", "hook_k", "hook_v")}
-            self.hook_q, self.hook_k, self.hook_v = HookPoint(), HookPoint(), HookPoint()
-            attention.sites.queries, attention.sites.keys = _Heads(self.hook_q), _Heads(self.hook_k)
-            attention.sites.values = _Heads(self.hook_v)
+            points = [getattr(getattr(self, name, None), "hook_out", None) for name in ("q", "k", "v")]
+            if None in points:
+                aliases = getattr(self, "hook_aliases", {})
+                self.hook_aliases = {alias: at for alias, at in aliases.items() if alias not in ("hook_q", "hook_k", "hook_v")}
+                self.hook_q, self.hook_k, self.hook_v = points = HookPoint(), HookPoint(), HookPoint()
+            # A point of the adapter that splits heads itself is given them side by side.
+            sites = [_Heads(point) if point.hook_conversion is None else _Flat(point) for point in points]
+            attention.sites.queries, attention.sites.keys, attention.sites.values = sites
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Run the stock module between hook_in and hook_out; the hooks inside it fire at its hook sites."""
@@ -151,6 +154,7 @@ def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = N
     except _Unfit:
         wrapped = adapted(adapter_for(model))
     wrapped.__class__ = RepositionedBridge
+    _put_output_projections(wrapped)
     wrapped.cfg.default_prepend_bos = False  # as long as no tokenizer puts one
     if tokenizer is not None:
         # TransformerLens would load it anew to prepend BOS and add tokens beyond the vocabulary: prompts would not be the model's own.
@@ -186,6 +190,16 @@ def special_tokens_around(tokenizer: PreTrainedTokenizerBase) -> tuple[bool, boo
             continue
     around = len(encoded) > 1
     return around and encoded[0] == tokenizer.bos_token_id, around and encoded[-1] == tokenizer.eos_token_id
+
+
+def _put_output_projections(wrapped: Any) -> None:
+    """Put the adapter's output projection into stock modules whose own it does not stand for (GPT-2), so that hook_z fires."""
+    for attention in attentions(wrapped):
+        holder = next((each for each in wrapped.modules() if getattr(each, "original_component", None) is attention.module), None)
+        output = getattr(holder, "o", None)
+        for name, child in list(attention.module.named_children()):
+            if output is not None and child is output.original_component:
+                setattr(attention.module, name, output)
 
 
 class _Unfit(Exception):

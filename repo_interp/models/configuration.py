@@ -262,7 +262,7 @@ def configured(raw: Mapping[str, Any], source: str) -> PretrainedConfig:
     """The Hugging Face configuration of `raw`. Raises InputError, naming `source`, where it describes no decoder."""
     modelled(raw, Fields, source)
     try:
-        raw = copy.deepcopy(dict(raw))  # transformers writes into it
+        raw = dict(PretrainedConfig._decode_special_floats(copy.deepcopy(dict(raw))))  # transformers writes into it
         layers = raw.get("num_hidden_layers")
         for name in ("layer_types", "no_rope_layers"):
             if layers is not None and raw.get(name) is not None and len(raw[name]) != layers:
@@ -305,7 +305,8 @@ def _thetas(config: PretrainedConfig) -> dict[str, float | None]:
     if not any(isinstance(value, Mapping) for value in parameters.values()):
         return {"rope_theta": parameters.get("rope_theta")}
     kinds = [kind for kind in dict.fromkeys(config.layer_types) if kind in parameters or kind in LAYER_TYPES]
-    return {f"rope_theta of {kind}": (parameters.get(kind) or {}).get("rope_theta") for kind in kinds}
+    given = {kind: parameters.get(kind, {}) for kind in kinds}  # null: a type of layers that does not rotate
+    return {f"rope_theta of {kind}": each.get("rope_theta") for kind, each in given.items() if each is not None}
 
 
 def _defaults(raw: Mapping[str, Any], config: PretrainedConfig) -> dict[str, float]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Interval, MaxLen, MinLen, MultipleOf
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from transformers.activations import ACT2FN
+from transformers.configuration_utils import ALLOWED_LAYER_TYPES
 
 from repo_interp.values import shortened
 
@@ -41,15 +42,17 @@ class _Stated(BaseModel):
 
 _ROPE = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 _SCALED = (*_ROPE, "factor", "original_max_position_embeddings")
+_IGNORED = ("finetuned", "max_position_embeddings", "llama_4_scaling_beta")
+"""Of YaRN's checkpoints: what changes nothing, or scales queries (Ministral 3) in the decoder's own way."""
 ROPE_KEYS = {
     "default": _ROPE,
     "linear": _SCALED,
-    "yarn": (*_SCALED, "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "finetuned"),
+    "yarn": (*_SCALED, "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", *_IGNORED),
     "llama3": (*_SCALED, "low_freq_factor", "high_freq_factor"),
     "dynamic": (*_SCALED, "attention_factor"),
     "longrope": (*_SCALED, "attention_factor", "short_factor", "long_factor", "short_mscale", "long_mscale"),
 }
-"""The keys that say how a decoder rotates, by rope_type; `finetuned`, which YaRN's own checkpoints have, changes nothing."""
+"""The keys that say how a decoder rotates, by rope_type."""
 
 
 class Rope(_Stated):
@@ -98,7 +101,8 @@ def _by_layer_type(parameters: Any) -> Any:
     if not isinstance(parameters, dict):
         return parameters
     if any(isinstance(value, dict) for value in parameters.values()):
-        unknown = [name for name, value in parameters.items() if isinstance(value, dict) and name not in LAYER_TYPES]
+        known = (*LAYER_TYPES, *ALLOWED_LAYER_TYPES)
+        unknown = [name for name, value in parameters.items() if isinstance(value, dict) and name not in known]
         if unknown:
             raise ValueError(f"there are no layers of type {shortened(unknown[0])!r}; wanted {' and '.join(LAYER_TYPES)}")
         return parameters
@@ -127,13 +131,13 @@ class Fields(SpecialTokens):
 
     vocab_size: Size = 1
     hidden_size: Size = 1
-    intermediate_size: Size = 1
+    intermediate_size: Size | list[Size] | None = 1
     num_hidden_layers: Annotated[int, Interval(ge=1, le=1000)] = 1
     num_attention_heads: Annotated[int, Interval(ge=1, le=65_536)] = 1
     num_key_value_heads: Annotated[int, Interval(ge=1, le=65_536)] | None = None
     head_dim: Annotated[int, Interval(ge=2, le=65_536), MultipleOf(2)] | None = None
     max_position_embeddings: Length = 1
-    sliding_window: Length | None = None
+    sliding_window: Annotated[int, Interval(ge=0, le=1 << 31)] | None = None
     max_window_layers: Annotated[int, Interval(ge=0, le=1000)] | None = None
     hidden_act: Activation | None = None
     hidden_activation: Activation | None = None

@@ -20,6 +20,7 @@ import copy
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -385,6 +386,7 @@ def attention_modules(model: nn.Module) -> Iterator[Any]:
     yield from found
 
 
+@cache
 def _attends(kind: type) -> bool:
     """Whether a class of modules calls the attention functions of transformers in its forward pass."""
     codes = [getattr(getattr(forward, "__wrapped__", forward), "__code__", None) for forward in _forwards(kind)]

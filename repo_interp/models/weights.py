@@ -112,7 +112,7 @@ def fitting_weights(model: nn.Module, directory: Path, described: str) -> dict[s
 
 def tied_parameters(model: Any) -> tuple[str, ...]:
     """Names of the embedding and unembedding where the configuration ties them; empty where it does not."""
-    tied = model._tied_weights_keys if model.config.tie_word_embeddings else None
+    tied = model._tied_weights_keys if getattr(model.config, "tie_word_embeddings", False) else None
     return next(((embedding, unembedding) for unembedding, embedding in (tied or {}).items()), ())
 
 

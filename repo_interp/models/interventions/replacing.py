@@ -143,10 +143,7 @@ def require_named_tokens(model: nn.Module, count: int, lengths: Sequence[int], g
 def heads_with_positions(model: nn.Module) -> list[tuple[int, int]]:
     """Every (layer, head) whose rotation goes by positions, in the order of the model: the heads that `replaced` takes."""
     return [
-        (attention.layer_idx, head)
-        for attention in attentions(model)
-        if _rotates(attention)
-        for head in range(attention.config.num_attention_heads)
+        (attention.layer_idx, head) for attention in attentions(model) if _rotates(attention) for head in range(attention.heads)
     ]
 
 
@@ -273,7 +270,7 @@ def _rotates(attention: RepositionedAttention) -> bool:
 
 def _chosen_heads(model: nn.Module, heads: Heads, layer: Layers) -> dict[int, frozenset[int]]:
     """The heads of every layer in question."""
-    count = next(attentions(model)).config.num_attention_heads
+    every = {attention.layer_idx: frozenset(range(attention.heads)) for attention in attentions(model)}
     if heads is not None and layer is not None:
         raise InputError("heads as (layer, head) pairs or a layer were wanted, not both; leave one out")
     if heads is None and layer is None:
@@ -281,13 +278,14 @@ def _chosen_heads(model: nn.Module, heads: Heads, layer: Layers) -> dict[int, fr
         if not layers:
             schemes = dict.fromkeys(attention.scheme for attention in attentions(model))
             raise InputError(f"no layer of this model ({', '.join(schemes)}) rotates anything by positions, so none can be set")
-        return dict.fromkeys(layers, frozenset(range(count)))
+        return {number: every[number] for number in layers}
     chosen: dict[int, frozenset[int]] = {}
     if heads is None:
         named: Any = [layer] if np.ndim(layer) == 0 else layer  # pyright: ignore[reportArgumentType, reportCallIssue]
-        chosen = dict.fromkeys((_number(each, "a layer") for each in named), frozenset(range(count)))
+        chosen = {number: every.get(number, frozenset()) for number in (_number(each, "a layer") for each in named)}
     else:
         for each in _pairs(heads):
+            count = len(every.get(each[0], next(iter(every.values()))))
             if not 0 <= each[1] < count:
                 raise InputError(f"head {each[1]} was asked for; the model's are 0 to {count - 1}")
             chosen[each[0]] = chosen.get(each[0], frozenset()) | {each[1]}

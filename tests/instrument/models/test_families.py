@@ -115,6 +115,8 @@ def test_positions_at_the_input_are_exchanged_in_the_table_of_the_stock_model(st
     assert longest_prompt(model) == 128
     with torch.no_grad(), ri.interventions.shifted(model, 5.0):
         moved = model(TOKENS, use_cache=False).logits
+    with torch.no_grad(), ri.interventions.moved_keys(model, {0: lambda positions: positions * 0.0 + 5.0}):
+        assert torch.equal(model(TOKENS, use_cache=False).logits, moved)
     with torch.no_grad():
         index = torch.arange(5, 17)[None]
         assert_close(moved, stock("gpt2")(TOKENS, position_ids=index, use_cache=False).logits)
