@@ -26,8 +26,8 @@ COMMANDS_HEAD = """# Commands
 
 `make docs` writes this page from the parsers; `repo-interp COMMAND --help` prints the same.
 
-A command exits with 0 on success, 1 when the numbers are written but a figure or the page failed (one line names each), 2 after one line
-on standard error when the input was bad, and 130 when it was interrupted.
+A command exits with 0 on success, 1 when the numbers are written but a figure or the page failed (one line names each) and when
+`verify` has a finding, 2 after one line on standard error when the input was bad, and 130 when it was interrupted.
 CHECKPOINT is a directory, a hub id (`owner/name`), or a name of the [zoo](zoo.md), such as `niah/repo`.
 """
 EXAMPLES = {
@@ -37,6 +37,7 @@ EXAMPLES = {
         "repo-interp analyze niah/rope --measures components,rotation --set components.first_token=1 --layers 2-3",
     ),
     "inspect": ("repo-interp inspect niah/repo",),
+    "verify": ("repo-interp verify niah/rope", "repo-interp verify CHECKPOINT CHECKPOINT.gguf --longest 32768 --out runs/rotation"),
     "train": (
         "repo-interp train reversal --scheme repo --seeds 0-2 --jobs 2",
         "repo-interp train niah --continue-from niah/rope --scheme repo@1/3 --out runs/mine",

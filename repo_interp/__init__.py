@@ -8,6 +8,7 @@
     ri.atlas(run)                                             ... with what heads are called, of experiments=("atlas",)
     ri.plots.position_lines(run, layer=5, head=1)
     scores  = ri.score(bridge)                                how well it answers the task it was trained on: a run too
+    audited = ri.verify("path or hub-id")                     whether a model rotates as its configuration says
 
 Everything is imported when it is first asked for: importing the package loads neither torch nor transformers.
 """

@@ -4,8 +4,8 @@ The logit of query i and key j of a head is
 
     W_ij = logit_scale * rotate(q_i, z_i) . rotate(k_j, z_j) + bias_ij        (j <= i, j in the window, both valid)
 
-with q, k after any QK-norm and before rotation, z the positions. Rotated queries and keys are derived here, not stored twice.
-Knows nothing about models, prompts or measures.
+with q, k after any QK-norm and before rotation, in half-split order, z the positions. A sink is a further column of the softmax. Rotated
+queries and keys are derived here, not stored twice. Knows nothing about models, prompts or measures.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     blocks.{i}.attn.hook_q, hook_k, hook_v, hook_z, hook_rot_q, hook_rot_k, hook_attn_scores, hook_pattern, ...     TransformerLens' own
 
 TransformerLens re-implements attention, and a stock adapter would silently rotate by the token index. Here its hook points are the
-hook sites of our own attention module instead, so bridge and Hugging Face model run the same code; scores and patterns are materialised
-only in layers where a hook reads them, elsewhere the fused kernel runs.
+hook sites of `RepositionedAttention` instead, on the stock module, so bridge and Hugging Face model run the same code; scores and
+patterns are materialised only in layers where a hook reads them, elsewhere the fused kernel runs.
 """
 
 from __future__ import annotations

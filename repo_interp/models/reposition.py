@@ -1,7 +1,7 @@
 """Put a layout of position schemes into a stock Hugging Face decoder.
 
-Every layer's attention becomes the one `RepositionedAttention`, with the stock projections and norms; only what a scheme learns
-(f_phi: 2 d d_p + d_p P parameters per layer) is new, drawn from normal(0, initializer_range) as in the RePo paper, or with a deviation of
+A `RepositionedAttention` is attached to every stock attention module, which stays in place; only what a scheme learns (f_phi:
+2 d d_p + d_p P parameters per layer) is new, drawn from normal(0, initializer_range) as in the RePo paper, or with a deviation of
 its own.
 
 Learned absolute positions enter at the decoder's input, one vector per position added to the token embeddings, so they are no part of any
