@@ -21,7 +21,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,6 +31,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from repo_interp.errors import InputError
 from repo_interp.models.cached import CacheOfPositions
+from repo_interp.models.layer_pass import Content, HookSites, LogitsOfRows, Pass
+from repo_interp.models.masks import masked, masked_by, visible, window_of
 from repo_interp.models.rotation import TABLES, Rotation, identity
 from repo_interp.positions.hope import keep_components
 from repo_interp.positions.logits import PositionLogits, soft_capped
@@ -38,12 +40,8 @@ from repo_interp.positions.rotary import expand_heads, rotation_tables, turn
 
 NAME = "repo_interp"
 """Of our attention function among those of transformers, in the configuration of a stock attention module."""
-_KNOWN = ("s_aux", "indices", "position_bias", "position_ids", "cu_seq_lens_q", "cu_seq_lens_k")
-"""Tensors that stock modules give attention functions, which are used or change nothing here."""
 _CACHES = ("past_key_values", "layer_past")
 """What attention modules call the cache."""
-_HIDDEN = -1e4
-"""Logit of a key that a module hides by itself, for measures: its weight is 0 in float32."""
 _ATTACHED = "repositioned"
 """The attribute of a stock attention module that holds its `RepositionedAttention`."""
 
@@ -66,109 +64,6 @@ class SchemeParts:
 
 Observer = Callable[["RepositionedAttention", Tensor, Tensor, Tensor | None, "LogitsOfRows | None"], None]
 """Called with the layer, its queries and keys before rotation, its positions and what it adds to the logits, before it attends."""
-
-
-@dataclass(frozen=True)
-class Content:
-    """What position logits may depend on, before any rotation."""
-
-    queries: Float[Tensor, "batch head row d_head"]
-    keys: Float[Tensor, "batch kv_head key d_head"]
-    values: Float[Tensor, "batch kv_head key d_head"]
-    gate_keys: Float[Tensor, "batch kv_head key d_head"] | None
-
-
-@dataclass(frozen=True)
-class LogitsOfRows:
-    """What a scheme, or the stock module, adds to the logits of some rows of one pass, and the content that this depends on."""
-
-    position_logits: PositionLogits | None
-    content: Content
-    index: Int[Tensor, "any token"]
-    logit_scale: float
-    bias: Float[Tensor, "any any row key"] | None = None
-    """Of the stock module."""
-
-    def __call__(self, rows: Int[Tensor, "row"], seen: Bool[Tensor, "batch 1 row key"]) -> Float[Tensor, "batch head row key"]:
-        """Position logits of `rows` against all keys, given which keys each may see."""
-        bias = (
-            None
-            if self.bias is None
-            else self.bias[:, :, rows].expand(len(self.content.keys), self.content.queries.shape[1], -1, -1)
-        )
-        if self.position_logits is None:
-            assert bias is not None
-            return bias
-        added = self.position_logits(
-            self.content.queries[:, :, rows],
-            self.content.keys,
-            self.index[:, rows],
-            self.index,
-            seen,
-            self.logit_scale,
-            self.content.values,
-            self.content.gate_keys,
-        )
-        return added if bias is None else added + bias
-
-
-@dataclass
-class HookSites:
-    """The points inside attention where a hook may read a tensor or replace it: one module per point.
-
-    Each is called with the tensor named, and attention goes on with its result. Without a bridge every point is the identity; the bridge
-    puts TransformerLens' HookPoints there.
-    """
-
-    queries: nn.Module = field(default_factory=nn.Identity)
-    """[batch, head, token, d_head], after everything that the module does to them, before rotation."""
-    keys: nn.Module = field(default_factory=nn.Identity)
-    """[batch, kv_head, token, d_head], those of this pass."""
-    values: nn.Module = field(default_factory=nn.Identity)
-    """[batch, kv_head, token, d_value], those of this pass."""
-    positions: nn.Module = field(default_factory=nn.Identity)
-    """[batch, P, token], P in {1, key-value heads, heads}."""
-    cosines: nn.Module = field(default_factory=nn.Identity)
-    """[batch, P, token, d_head/2], of this pass."""
-    sines: nn.Module = field(default_factory=nn.Identity)
-    rotated_queries: nn.Module = field(default_factory=nn.Identity)
-    """[batch, head, token, d_head]."""
-    rotated_keys: nn.Module = field(default_factory=nn.Identity)
-    position_logits: nn.Module = field(default_factory=nn.Identity)
-    """[batch, head, query, key]: what the scheme adds to the logits."""
-    scores: nn.Module = field(default_factory=nn.Identity)
-    """[batch, head, query, key], before the softmax, masked."""
-    pattern: nn.Module = field(default_factory=nn.Identity)
-    """[batch, head, query, key], after the softmax."""
-    attended: nn.Module = field(default_factory=nn.Identity)
-    """[batch, token, head, d_value]: weighted values, before the output projection."""
-
-    @property
-    def needs_eager(self) -> bool:
-        """Whether a hook reads or edits scores or pattern, so that they must be materialised."""
-        return any(site._forward_hooks or site._backward_hooks for site in (self.scores, self.pattern))
-
-
-@dataclass
-class Pass:
-    """What one call of the module is about, from the hook before it to the hook after it."""
-
-    hidden_states: Float[Tensor, "batch token d_model"]
-    attention_mask: Tensor | None
-    index: Int[Tensor, "any token"]
-    start: int
-    """Tokens that stand in the cache, before those of this pass."""
-    positions: Float[Tensor, "batch P token"] | None = None
-    gate_keys: Tensor | None = None
-    sinks: Float[Tensor, "head"] | None = None
-    new_keys: Tensor | None = None
-    """Keys and values of this pass alone, where there are cached ones."""
-    new_values: Tensor | None = None
-    key_positions: Float[Tensor, "batch P key"] | None = None
-    """Positions of all keys, cached ones too."""
-    tables: Any = None
-    """Those that the decoder gave the module."""
-    attended: bool = False
 
 
 class RepositionedAttention:
@@ -351,17 +246,16 @@ class RepositionedAttention:
         now.attended = True
         keys, values = self._entered(keys, values, queries.shape[2])
         assert now.new_keys is not None and now.new_values is not None
-        queries = self._half_split(queries)
-        queries = self.sites.queries(queries)
+        queries = self.sites.queries(self._half_split(queries))
         if self.components is not None:  # a pair that is 0 stays 0 when rotated
             queries = keep_components(queries, self.components.to(queries.device))
         self.scaling = queries.shape[-1] ** -0.5 if keywords.get("scaling") is None else keywords["scaling"]
-        self.sliding_window, self.attn_logit_softcapping = self._window(keywords, attention_mask, keys), keywords.get("softcap")
-        now.sinks = keywords.get("s_aux")
-        attention_mask, keywords, bias, hidden = self._own_bias(queries, keys, attention_mask, keywords)
+        self.sliding_window = window_of(self.config, keywords, attention_mask, keys.shape[2])
+        self.attn_logit_softcapping, now.sinks = keywords.get("softcap"), keywords.get("s_aux")
+        own = masked_by(self.module, queries, keys.shape[2], attention_mask, now.attention_mask, keywords)
         new = Content(queries, now.new_keys, now.new_values, now.gate_keys)
         for observe in self.observers:
-            observe(self, queries, now.new_keys, now.positions, self._logits_of_rows(new, now.index, bias, hidden))
+            observe(self, queries, now.new_keys, now.positions, self._logits_of_rows(new, now.index, own.for_measures))
         content = Content(queries, keys, values, now.gate_keys)
         positions, key_positions = now.positions, self._positions_of_keys(keys)
         if positions is not None and key_positions is not None and self.frequencies is not None and self.frequencies.ndim == 3:
@@ -371,21 +265,11 @@ class RepositionedAttention:
             # One position per head: heads that share a key need it rotated each in its own way.
             keys, values = expand_heads(keys, positions.shape[1]), expand_heads(values, positions.shape[1])
         queries, keys = self.rotate(queries, keys, positions, key_positions)
-        added = self._added(content, now.index, keys.shape[2], attention_mask)
-        if bias is not None:
-            added = bias if added is None else added + bias
-        attended, pattern = self.attend(queries, keys, values, attention_mask, added, keywords)
+        added = self._added(content, now.index, keys.shape[2], own.mask)
+        if own.bias is not None:
+            added = own.bias if added is None else added + own.bias
+        attended, pattern = self.attend(queries, keys, values, own.mask, added, keywords)
         return self.sites.attended(attended), pattern
-
-    def _window(self, keywords: dict[str, Any], attention_mask: Tensor | None, keys: Tensor) -> int | None:
-        """Keys that a query sees: as the call says, else the configuration's where the mask of this pass confirms it."""
-        window = keywords.get(
-            "sliding_window", None if "sliding_window" in keywords else getattr(self.config, "sliding_window", None)
-        )
-        if window is None or "sliding_window" in keywords or attention_mask is None or keys.shape[2] <= window:
-            return window if "sliding_window" in keywords else None
-        last = visible(1, keys.shape[2], attention_mask[..., -1:, :], keys.device)
-        return None if bool(last[..., : keys.shape[2] - window].any()) else window
 
     def _positions_of_keys(self, keys: Tensor) -> Tensor | None:
         """Positions of all keys: cached with them, or, of keys that another layer computed, counted back from the last token."""
@@ -516,39 +400,10 @@ class RepositionedAttention:
         )
         return self.sites.position_logits(added)
 
-    def _logits_of_rows(self, content: Content, index: Tensor, bias: Tensor | None, hidden: Tensor | None) -> LogitsOfRows | None:
-        if hidden is not None:
-            bias = torch.where(hidden, _HIDDEN, 0.0) if bias is None else bias.float().masked_fill(hidden, _HIDDEN)
+    def _logits_of_rows(self, content: Content, index: Tensor, bias: Tensor | None) -> LogitsOfRows | None:
         if self.position_logits is None and bias is None:
             return None
         return LogitsOfRows(self.position_logits, content, index, self.scaling, bias)
-
-    def _own_bias(
-        self, queries: Tensor, keys: Tensor, attention_mask: Tensor | None, keywords: dict[str, Any]
-    ) -> tuple[Tensor | None, dict[str, Any], Tensor | None, Tensor | None]:
-        """Mask and keywords without what the stock module itself does to logits, its bias, and keys that it alone hides.
-
-        A relative bias (Inkling), a mask of its own (Doge), or the keys that each query selects (DeepSeek's sparse attention).
-        """
-        selected, bias = keywords.get("indices"), keywords.get("position_bias")
-        for name, value in keywords.items():
-            if isinstance(value, Tensor) and name not in _KNOWN:
-                raise InputError(f"{type(self.module).__name__} gives attention {name!r}, which is not supported")
-        given, rows, count = self.running.attention_mask, queries.shape[2], keys.shape[2]
-        own = attention_mask is not None and (given is None or attention_mask.data_ptr() != given.data_ptr())
-        if selected is None and bias is None and not own:
-            return attention_mask, keywords, None, None
-        keywords = {name: value for name, value in keywords.items() if name not in ("indices", "position_bias")}
-        seen = visible(rows, count, attention_mask, queries.device)
-        if own and attention_mask is not None and attention_mask.dtype != torch.bool:
-            within = attention_mask[..., :count].masked_fill(~seen, 0.0)
-            bias = within if bias is None else bias + within
-        if selected is not None:
-            seen = seen & torch.zeros(len(queries), 1, rows, count, dtype=torch.bool, device=queries.device).scatter(
-                -1, selected.long()[:, None], True
-            )
-        hidden = None if selected is None and not own else visible(rows, count, None, queries.device) & ~seen  # by windows too
-        return seen, keywords, bias, hidden
 
     def _cached_tokens(self, cache: Any, tokens: int) -> int:
         """Tokens in the cache before a pass of `tokens`."""
@@ -623,17 +478,3 @@ def remember_index(rotary: nn.Module, arguments: tuple, keywords: dict[str, Any]
     index = keywords.get("position_ids", arguments[1] if len(arguments) > 1 else None)
     if index is not None:
         _first(tables).token_index = index
-
-
-def visible(rows: int, keys: int, attention_mask: Tensor | None, device: torch.device) -> Bool[Tensor, "batch 1 row key"]:
-    """Which of the keys the last `rows` tokens may see: `attention_mask` boolean, additive, or none (plainly causal)."""
-    if attention_mask is None:
-        return torch.ones(rows, keys, dtype=torch.bool, device=device).tril(keys - rows)[None, None]
-    attention_mask = attention_mask[..., :keys]
-    return attention_mask if attention_mask.dtype == torch.bool else attention_mask > torch.finfo(attention_mask.dtype).min / 2
-
-
-def masked(scores: Float[Tensor, "batch head row key"], attention_mask: Tensor | None) -> Tensor:
-    """Scores with what may not be seen at the lowest finite value."""
-    seen = visible(scores.shape[-2], scores.shape[-1], attention_mask, scores.device)
-    return scores.masked_fill(~seen, torch.finfo(scores.dtype).min)

@@ -24,8 +24,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from repo_interp.errors import InputError, warn
 from repo_interp.models.any_adapter import adapter_for, architecture_of, has_hook
-from repo_interp.models.attention import HookSites, attached
+from repo_interp.models.attention import attached
 from repo_interp.models.changes import unchanged_computation
+from repo_interp.models.layer_pass import HookSites
 from repo_interp.models.reposition import attentions
 
 

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from repo_interp.errors import InputError, NotFinite
 from repo_interp.inputs import AttentionInputs, Predictions
-from repo_interp.models.attention import LogitsOfRows, RepositionedAttention
+from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.feed_forward import in_blocks
+from repo_interp.models.layer_pass import LogitsOfRows
 from repo_interp.models.padding import padding_known
 from repo_interp.models.reposition import attentions, blocks, decoder_of
 from repo_interp.positions.contextual import ContextualPositions

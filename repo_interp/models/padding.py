@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from repo_interp.models.attention import visible
+from repo_interp.models.masks import visible
 
 _VALID: ContextVar[Tensor | None] = ContextVar("valid", default=None)
 

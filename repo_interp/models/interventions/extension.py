@@ -30,8 +30,9 @@ from torch import Tensor, nn
 
 from repo_interp.errors import InputError, one_line
 from repo_interp.models.architectures import training_length
-from repo_interp.models.attention import RepositionedAttention, visible
+from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.interventions.lasting import lasting, put
+from repo_interp.models.masks import visible
 from repo_interp.models.reposition import attentions, attentions_of
 from repo_interp.positions.biases import PositionBias
 from repo_interp.positions.logits import soft_capped
