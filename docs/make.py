@@ -37,7 +37,10 @@ EXAMPLES = {
         "repo-interp analyze niah/rope --measures components,rotation --set components.first_token=1 --layers 2-3",
     ),
     "inspect": ("repo-interp inspect niah/repo",),
-    "verify": ("repo-interp verify niah/rope", "repo-interp verify CHECKPOINT CHECKPOINT.gguf --longest 32768 --out runs/rotation"),
+    "verify": (
+        "repo-interp verify niah/rope",
+        "repo-interp verify CHECKPOINT CHECKPOINT.gguf --longest 32768 --out runs/rotation",
+    ),
     "train": (
         "repo-interp train reversal --scheme repo --seeds 0-2 --jobs 2",
         "repo-interp train niah --continue-from niah/rope --scheme repo@1/3 --out runs/mine",
