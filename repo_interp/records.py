@@ -124,10 +124,14 @@ def typed(value: Any, kind: Any, source: str) -> Any:
         raise InputError(f"{source}{', ' if said.startswith('item ') else ': '}{said}") from None
 
 
+_UNION = ("constrained-", "list[", "function-")
+"""How pydantic names the members of a union, which are no places in a file."""
+
+
 def complaint(error: ValidationError) -> str:
     """The first thing that pydantic's ValidationError complains of, as a part of a line: where, what was wanted, what came."""
     first = min(error.errors(include_url=False), key=lambda each: each["type"] not in ("extra_forbidden", "missing"))
-    named = first["loc"]
+    named = [part for part in first["loc"] if isinstance(part, int) or not part.startswith(_UNION)]
     place = "".join(f", item {part + 1}" if isinstance(part, int) else f" {json.dumps(part)}" for part in named).lstrip(", ")
     context, came = first.get("ctx", {}), shown(first["input"])
     if first["type"] == "extra_forbidden":

@@ -15,6 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from repo_interp.errors import InputError
 from repo_interp.positions.layouts import NO_ATTENTION
+from repo_interp.records import shown
 
 _ENCODERS = (
     *("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert"),
@@ -89,8 +90,10 @@ def class_name(family: str) -> str:
 
 def refusal(family: Any) -> str | None:
     """Why decoders of this `model_type` cannot be opened; None where nothing is known against it."""
-    if not isinstance(family, str) or family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        near = difflib.get_close_matches(str(family), MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, 3, 0.5)
+    if not isinstance(family, str):
+        return f"model_type is {shown(family)}; wanted the name of a decoder, such as llama or qwen3"
+    if family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        near = difflib.get_close_matches(family, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, 3, 0.5)
         meant = f"; nearest by name: {', '.join(near)}" if near else "; wanted a decoder, such as llama or qwen3"
         return f"model_type {str(family)[:80]!r} is no causal language model of transformers{meant}"
     return f"model_type {family!r} cannot be opened: it {REASONS[family]}" if family in REASONS else None

@@ -269,13 +269,11 @@ def configured(raw: Mapping[str, Any], source: str) -> PretrainedConfig:
                 raise ValueError(f"{name} names {len(raw[name])} layers; the model has {layers}")
         family = raw.pop("model_type")
         config = AutoConfig.for_model(family, **raw)
-        if "sliding_attention" in (raw.get("layer_types") or ()):
-            if not hasattr(CONFIG_MAPPING[family](), "layer_types"):
-                raise ValueError(f"layer_types has sliding_attention, and every layer of a {family} is the same; leave it out")
-            if config.sliding_window is None:
-                raise ValueError(
-                    "layer_types has sliding_attention, and no sliding_window says how far such a layer sees; add it"
-                )
+        kinds = [kind for kind in raw.get("layer_types") or () if kind != "full_attention"]
+        if kinds and not hasattr(CONFIG_MAPPING[family](), "layer_types"):
+            raise ValueError(f"layer_types has {shown(kinds[0])}, and every layer of a {family} is the same; leave it out")
+        if "sliding_attention" in kinds and config.sliding_window is None:
+            raise ValueError("layer_types has sliding_attention, and no sliding_window says how far such a layer sees; add it")
         modelled({name: value for name, value in config.to_dict().items() if name in Fields.model_fields}, Fields, source)
         heads, width = config.num_attention_heads, config.hidden_size
         kv_heads = getattr(config, "num_key_value_heads", None) or heads

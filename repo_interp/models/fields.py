@@ -137,7 +137,7 @@ class Fields(SpecialTokens):
     num_key_value_heads: Annotated[int, Interval(ge=1, le=65_536)] | None = None
     head_dim: Annotated[int, Interval(ge=2, le=65_536), MultipleOf(2)] | None = None
     max_position_embeddings: Length = 1
-    sliding_window: Annotated[int, Interval(ge=0, le=1 << 31)] | None = None
+    sliding_window: Length | None = None
     max_window_layers: Annotated[int, Interval(ge=0, le=1000)] | None = None
     hidden_act: Activation | None = None
     hidden_activation: Activation | None = None
@@ -158,5 +158,14 @@ class Fields(SpecialTokens):
     rope_parameters: Annotated[dict[str, Rope | None] | None, BeforeValidator(_by_layer_type)] = None
     layer_types: list[str] | None = None
     no_rope_layers: list[Annotated[int, Interval(ge=0, le=1)]] | None = None
+    use_sliding_window: bool | None = None
     pe_config: Released | None = None
     adapter: Base | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unused(cls, stated: Any) -> Any:
+        """A window of 0 tokens is none where windows are off (Qwen's experts)."""
+        if isinstance(stated, dict) and stated.get("use_sliding_window") is False and stated.get("sliding_window") == 0:
+            return {name: value for name, value in stated.items() if name != "sliding_window"}
+        return stated

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from repo_interp.errors import InputError
 
-_KNOWN = ("s_aux", "indices", "position_bias", "position_ids", "cu_seq_lens_q", "cu_seq_lens_k")
+_KNOWN = ("s_aux", "indices", "position_bias", "position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "num_items_in_batch")
 """Tensors that stock modules give attention functions, which are used or change nothing here."""
 _HIDDEN = -1e4
 """Logit of a key that a module hides by itself, for measures: its weight is 0 in float32."""

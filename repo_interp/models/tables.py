@@ -24,7 +24,7 @@ def stock_table(decoder: Any) -> nn.Embedding | None:
     tokens, config = decoder.get_input_embeddings(), decoder.config
     length = getattr(config, "max_position_embeddings", None)
     for module in decoder.modules():
-        if isinstance(module, nn.Embedding) and module is not tokens:
+        if isinstance(module, nn.Embedding) and module.weight is not tokens.weight:
             shape = (module.num_embeddings - getattr(module, "offset", 0), module.embedding_dim)
             if shape == (length, config.hidden_size):
                 return module

@@ -259,7 +259,7 @@ def test_capture_hands_over_what_the_gates_of_each_variant_look_at(layout, optio
         def note(module, args, kwargs):
             hidden[module.layer_idx] = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
 
-        handles.append(attention.register_forward_pre_hook(note, with_kwargs=True))
+        handles.append(attention.module.register_forward_pre_hook(note, with_kwargs=True))
         handles.append(attention.position_logits.register_forward_hook(lambda module, args, result: called.append(result)))
     capture(model, tokens, valid, torch.arange(2), seen.append)
     for handle in handles:
@@ -271,7 +271,7 @@ def test_capture_hands_over_what_the_gates_of_each_variant_look_at(layout, optio
         if source == "separate_keys":
             expected = attention.position_logits.gate_projection(h)
         else:
-            expected = attention.v_proj(h) if source == "values" else attention.k_proj(h)
+            expected = attention.module.v_proj(h) if source == "values" else attention.module.k_proj(h)
         assert_close(inputs.gate_features, expected.view(2, 20, 2, 8).transpose(1, 2))
         rows = torch.arange(20)
         gates = gates_of_rows(inputs, rows)
@@ -292,7 +292,7 @@ def test_a_layer_that_counts_nothing_has_no_gate_features():
 
 def test_values_that_are_not_finite_are_named():
     model = awake("cope", {"gates": "values"})
-    next(attentions(model)).v_proj.weight.data[0, 0] = math.nan
+    next(attentions(model)).module.v_proj.weight.data[0, 0] = math.nan
     with pytest.raises(InputError, match="gate_features of layer 0, key-value head 0 in prompt 0 are NaN or infinite"):
         capture(model, TOKENS, torch.ones(2, 20).bool(), torch.arange(2), lambda inputs: None)
 

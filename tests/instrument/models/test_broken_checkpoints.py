@@ -242,7 +242,7 @@ BROKEN = {
     config_with(rope_theta=-5.0, rope_parameters=None): '"rope_theta": wanted a number above 0, got -5.0',
     config_with(rope_theta=float("nan"), rope_parameters=None): "config.json: NaN is no JSON",
     config_with(transformers_weights="../outside.safetensors"): "names other weights (transformers_weights)",
-    config_with(model_type=["olmo2"]): "is no causal language model of transformers",
+    config_with(model_type=["olmo2"]): "wanted the name of a decoder, such as llama or qwen3",
     index_with(
         {"lm_head.weight": "../outside.safetensors"}
     ): "'../outside.safetensors' is no safetensors file that stands beside it",
