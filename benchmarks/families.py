@@ -52,8 +52,8 @@ How to read it:
 - **generation**: the same tokens as the stock model, with a key-value cache: greedy, sampled with one seed, and with padding on the left.
 - **intervention**: shifted positions change the logits, and afterwards they are bit-identical to those before. `no positions`: the family
   has none that could be shifted.
-- **bridge**: a `TransformerBridge` gives the same logits, and its hook points of attention fire. `yes (ours)`: TransformerLens has no adapter for this family, or one that names
-  parts that it lacks; the same hook points of attention are put on the Hugging Face model.
+- **bridge**: a `TransformerBridge` gives the same logits, and its hook points of attention fire. `yes (ours)`: TransformerLens has no
+  adapter for this family, or one that names parts that it lacks; the same hook points of attention are put on the Hugging Face model.
 - **load**: `ri.load` of what `save_pretrained` of the stock model wrote gives the same logits.
 
 Limits:

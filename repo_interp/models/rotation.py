@@ -77,6 +77,12 @@ class Source:
         kind = kinds.get(self.prefix.removesuffix("_"), "default") if isinstance(kinds, Mapping) else kinds
         return kind in _CHANGING
 
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """What the configuration says of these frequencies."""
+        stated = getattr(self.config, "rope_parameters", None) or {}
+        return stated.get(self.prefix.removesuffix("_"), stated) if self.prefix else stated
+
     def tables(self, like: Tensor, index: Tensor) -> Any:
         """What the rotary module gives for token indices [1, token]."""
         keywords = {"layer_type": self.prefix.removesuffix("_")} if self.prefix else {}
@@ -160,6 +166,11 @@ def _measured(stock: Any, source: Source | None) -> Rotation:
     d_head = queries.shape[-1]
     firsts, seconds = [e for e, _, _ in entries], [p for _, p, _ in entries]
     rest = [e for e in range(d_head) if e not in {*firsts, *seconds}]
+    share = source.parameters.get("partial_rotary_factor") or 1.0
+    if entries and not rest and share < 1.0 and bool((frequencies > 0).all()):
+        raise InputError(
+            f"the configuration says that {share} of each head is rotated (partial_rotary_factor), and {name} rotates whole heads; leave it out"
+        )
     if len(rest) % 2:
         raise InputError(
             f"{name} rotates {d_head - len(rest)} of {d_head} entries of a head, which leaves an odd number; not supported"
@@ -354,10 +365,7 @@ def _column_order(source: Source, frequencies: Tensor, columns: int) -> Tensor:
 
 def _unscaled(source: Source, count: int) -> Tensor:
     """theta_r = rope_theta^(-2 r / d): the frequencies of training."""
-    parameters = getattr(source.config, "rope_parameters", None) or {}
-    kind = source.prefix.removesuffix("_")
-    parameters = parameters.get(kind, parameters) if kind else parameters
-    theta = parameters.get("rope_theta") or getattr(source.config, "rope_theta", None)
+    theta = source.parameters.get("rope_theta") or getattr(source.config, "rope_theta", None)
     if theta is None:
         return source.frequencies(fresh=True)[0]
     return 1.0 / theta ** (torch.arange(count, dtype=torch.float32) / count)
