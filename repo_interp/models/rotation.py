@@ -169,7 +169,8 @@ def _measured(stock: Any, source: Source | None) -> Rotation:
     share = source.parameters.get("partial_rotary_factor") or 1.0
     if entries and not rest and share < 1.0 and bool((frequencies > 0).all()):
         raise InputError(
-            f"the configuration says that {share} of each head is rotated (partial_rotary_factor), and {name} rotates whole heads; leave it out"
+            f"the configuration says that {share} of each head is rotated (partial_rotary_factor), and {name} rotates whole heads; "
+            "leave it out"
         )
     if len(rest) % 2:
         raise InputError(
