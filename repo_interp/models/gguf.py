@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import tempfile
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -62,8 +64,11 @@ def is_whole(directory: Path) -> bool:
         return False
 
 
-def write_converted(file: Path, directory: Path) -> None:
-    """Write what the GGUF `file` stands for into `directory`, whole or not at all. Raises InputError as `converted` does."""
+def write_converted(file: Path, directory: Path, texts: Iterable[Path] = ()) -> None:
+    """Write what the GGUF `file` stands for into `directory`, with copies of `texts`, whole or not at all.
+
+    Raises InputError as `converted` does.
+    """
     if find_spec("gguf") is None:
         raise InputError(f"{file} is a GGUF file; to read it install the package gguf: pip install 'repo-interp[gguf]'")
     try:
@@ -87,6 +92,8 @@ def write_converted(file: Path, directory: Path) -> None:
                 model.generation_config.eos_token_id = tokenizer.eos_token_id
                 model.generation_config.save_pretrained(unfinished)
             tokenizer.save_pretrained(unfinished)
+            for text in texts:
+                shutil.copy(text, unfinished)
     except Exception as error:  # safetensors and tokenizers have errors of their own for a full disk
         raise InputError(
             f"{file} could not be converted into {directory}: {one_line(error)}; make room there, or set REPO_INTERP_CACHE"
