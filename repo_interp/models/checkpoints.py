@@ -52,10 +52,21 @@ from repo_interp.models.converted import is_converted, loaded_by_transformers
 from repo_interp.models.directories import is_of_checkpoint
 from repo_interp.models.dispatch import DeviceMap, MostMemory, device_of_weights, dispatched, is_dispatched, weights_in_place
 from repo_interp.models.fields import DTYPES, SpecialTokens
+from repo_interp.models.gguf import SUFFIX, described
 from repo_interp.models.reposition import assigner_parameters, layout, reposition, with_layout  # noqa: F401 - `ri.reposition` is found here
 from repo_interp.models.weights import StoredWeight, file_key, fitting_weights, read_weights, tied_parameters
 from repo_interp.positions.layouts import format_layout
 from repo_interp.records import modelled
+
+
+def inspected(path: str | os.PathLike[str]) -> tuple[Checkpoint, PreTrainedModel]:
+    """The checkpoint at `path` and its model without weights; of a GGUF file its header is read alone, and nothing is converted."""
+    file = Path(path)
+    if file.suffix.lower() != SUFFIX or not file.is_file():
+        checkpoint = identify(path)
+        return checkpoint, skeleton(checkpoint)
+    model = with_layout(described(file).model, None)
+    return Checkpoint(file.parent, HUGGING_FACE, plain(model.config), layout(model)), model
 
 
 def skeleton(checkpoint: Checkpoint) -> PreTrainedModel:

