@@ -34,7 +34,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from repo_interp.errors import InputError
 from repo_interp.models.architectures import native_layout, training_length
-from repo_interp.models.checkpoints import inspected, load_model
+from repo_interp.models.checkpoints import known, load_model
 from repo_interp.models.reposition import decoder_of
 from repo_interp.models.rotation import Source, attention_modules, identity, passed_queries, replica, source_of, turning_pairs
 
@@ -371,6 +371,6 @@ def _opened(model: Any, weights: bool) -> Any:
         return getattr(model, "original_model", model)
     if weights:
         return load_model(model)
-    checkpoint, _ = inspected(model)
+    config = known(model).config
     with init_empty_weights(include_buffers=False):
-        return AutoModelForCausalLM.from_config(checkpoint.config)
+        return AutoModelForCausalLM.from_config(config)

@@ -34,6 +34,7 @@ from transformers.initialization import no_init_weights
 from repo_interp.errors import InputError, one_line
 from repo_interp.files import is_left_behind, path_of, replaced, require_directory, write_text
 from repo_interp.models.adapters import adapted, base_of, fitting_changes
+from repo_interp.models.architectures import native_layout
 from repo_interp.models.configuration import (
     HUGGING_FACE,
     OURS,
@@ -59,14 +60,22 @@ from repo_interp.positions.layouts import format_layout
 from repo_interp.records import modelled
 
 
+def known(path: str | os.PathLike[str]) -> Checkpoint:
+    """The checkpoint at `path`, as `identify` gives it; of a GGUF file its header is read alone, and nothing is converted."""
+    if not _is_gguf(path):
+        return identify(path)
+    config = described(Path(path)).model.config
+    return Checkpoint(Path(path), HUGGING_FACE, config, native_layout(config))
+
+
 def inspected(path: str | os.PathLike[str]) -> tuple[Checkpoint, PreTrainedModel]:
-    """The checkpoint at `path` and its model without weights; of a GGUF file its header is read alone, and nothing is converted."""
-    file = Path(path)
-    if file.suffix.lower() != SUFFIX or not file.is_file():
-        checkpoint = identify(path)
-        return checkpoint, skeleton(checkpoint)
-    model = with_layout(described(file).model, None)
-    return Checkpoint(file.parent, HUGGING_FACE, plain(model.config), layout(model)), model
+    """What `known` gives, and the model without weights, after its headers were found to fit it."""
+    checkpoint = known(path)
+    return checkpoint, _empty_model(checkpoint.config, None, {}) if _is_gguf(path) else skeleton(checkpoint)
+
+
+def _is_gguf(path: str | os.PathLike[str]) -> bool:
+    return Path(path).suffix.lower() == SUFFIX and Path(path).is_file()
 
 
 def skeleton(checkpoint: Checkpoint) -> PreTrainedModel:
