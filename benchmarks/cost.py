@@ -80,6 +80,32 @@ def model(given: Namespace, subject: str, tokens: int, dtype: str = "float32") -
     yield {"what": "the process", "megabytes": resident("VmHWM"), "note": "all that it held since the row above began"}
 
 
+def stock(given: Namespace, subject: str, tokens: int = 512) -> Iterator[Row]:
+    """Our forward pass beside the stock model's, with the same random weights; and 32 tokens generated with a key-value cache."""
+    import torch
+
+    from benchmarks.shapes import SHAPES, model_of, prompt_of
+    from repo_interp.models.reposition import with_layout
+
+    config, _ = SHAPES[subject]
+    theirs, ours = model_of(config).eval(), with_layout(model_of(config), None).eval()
+    prompt = torch.tensor([prompt_of(tokens, config.vocab_size).tokens])
+    options = {"max_new_tokens": 32, "min_new_tokens": 32, "do_sample": False, "attention_mask": torch.ones_like(prompt)}
+
+    def passed(model: Any) -> object:
+        return model(input_ids=prompt, use_cache=False)
+
+    def generated(model: Any) -> object:
+        return model.generate(prompt, **options)
+
+    with torch.inference_mode():
+        for what, call in ((FORWARD, passed), ("32 tokens", generated)):
+            spent = [[cost(partial(call, model), 2) for model in (theirs, ours)] for _ in range(3)]  # in turns: clocks drift
+            for place, name in enumerate((f"{what} of transformers", what)):
+                least = min((pair[place] for pair in spent), key=lambda each: each["cpu_seconds"])
+                yield {"what": name, **({"beside": f"{what} of transformers"} if place else {}), **least}
+
+
 def loading(given: Namespace, subject: str, dtype: str = "float32") -> Iterator[Row]:
     """`ri.load`: memory at the peak beside the bytes of the weights."""
     import repo_interp as ri
@@ -133,6 +159,7 @@ WHOLE = [(SMOLLM2, 512), (SMOLLM2, 1024), (SMOLLM2, 2048), (SMOLLM2, 4096), (OLM
 PARTS: dict[str, Part] = {
     **{f"layer/{tokens}": partial(layer, tokens=tokens) for tokens in LENGTHS},
     **{f"model/{name}/{tokens}": partial(model, subject=name, tokens=tokens) for name, tokens in WHOLE},
+    **{f"stock/{name}": partial(stock, subject=name) for name in (SMOLLM2, "gemma-3-270m", "mixtral")},
     f"loading/{SMOLLM2}": partial(loading, subject=SMOLLM2),
     f"loading/{OLMO2}": partial(loading, subject=OLMO2, dtype="bfloat16"),
     "commands/niah/repo": partial(commands, subject="niah/repo"),

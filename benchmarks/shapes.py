@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, LlamaConfig, Olmo2Config, PreTrainedModel
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, MixtralConfig, Olmo2Config, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 import repo_interp as ri
@@ -23,7 +23,9 @@ from repo_interp.models.provenance import Origin, mark
 from repo_interp.tasks.prompt import Prompt
 
 
-def _config(kind: type, layers: int, width: int, heads: int, kv_heads: int, intermediate: int, vocabulary: int) -> Any:
+def _config(
+    kind: type, layers: int, width: int, heads: int, kv_heads: int, intermediate: int, vocabulary: int, **others: Any
+) -> Any:
     return kind(
         num_hidden_layers=layers,
         hidden_size=width,
@@ -31,9 +33,9 @@ def _config(kind: type, layers: int, width: int, heads: int, kv_heads: int, inte
         num_key_value_heads=kv_heads,
         intermediate_size=intermediate,
         vocab_size=vocabulary,
-        tie_word_embeddings=kind is LlamaConfig,
+        tie_word_embeddings=kind in (LlamaConfig, Gemma3TextConfig),
         max_position_embeddings=32_768,
-        **{"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0},
+        **{"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0, **others},
     )
 
 
@@ -41,6 +43,8 @@ SHAPES = {
     "smollm2-135m": (_config(LlamaConfig, 30, 576, 9, 3, 1536, 49_152), "rope"),
     "olmo-2-1b": (_config(Olmo2Config, 16, 2048, 16, 16, 8192, 100_352), "repo@5"),
     "olmo-2-1b layer": (_config(Olmo2Config, 1, 2048, 16, 16, 8192, 1024), "repo"),
+    "gemma-3-270m": (_config(Gemma3TextConfig, 18, 640, 4, 1, 2048, 262_144, head_dim=256), "rope"),
+    "mixtral": (_config(MixtralConfig, 4, 256, 8, 4, 512, 1024, num_local_experts=4), "rope"),
     "tiny": (_config(LlamaConfig, 2, 32, 2, 2, 64, 128), "repo@1"),  # for tests
 }
 """By name, a configuration, and the layout: which layers assign positions how."""
