@@ -112,11 +112,11 @@ class RepositionedAttentionBridge:
             attention.sites.attended = self.hook_z
         if "q" not in self.submodules or any(getattr(component, name, None) is None for name in ("q_proj", "k_proj", "v_proj")):
             # Projections are fused, or unknown to the adapter: the hooks on single ones fire where the parts arrive.
-            points = [getattr(getattr(self, name, None), "hook_out", None) for name in ("q", "k", "v")]
+            points: list[Any] = [getattr(getattr(self, name, None), "hook_out", None) for name in ("q", "k", "v")]
             if None in points:
                 aliases = getattr(self, "hook_aliases", {})
                 self.hook_aliases = {alias: at for alias, at in aliases.items() if alias not in ("hook_q", "hook_k", "hook_v")}
-                self.hook_q, self.hook_k, self.hook_v = points = HookPoint(), HookPoint(), HookPoint()
+                self.hook_q, self.hook_k, self.hook_v = points = [HookPoint(), HookPoint(), HookPoint()]
             # A point of the adapter that splits heads itself is given them side by side.
             sites = [_Heads(point) if point.hook_conversion is None else _Flat(point) for point in points]
             attention.sites.queries, attention.sites.keys, attention.sites.values = sites

@@ -20,7 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, PretrainedConfig
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
+from transformers.models.auto.configuration_auto import (
+    CONFIG_MAPPING,
+    CONFIG_MAPPING_NAMES,  # pyright: ignore[reportPrivateImportUsage]
+)
 
 from repo_interp.errors import InputError, one_line, warn
 from repo_interp.models.architectures import LENGTHS, class_name, native_layout, refusal, require_family

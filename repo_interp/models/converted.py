@@ -35,7 +35,7 @@ def loaded_by_transformers(directory: Path, config: PretrainedConfig, dtype: tor
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             directory,
             config=config,
             dtype=dtype,
@@ -45,6 +45,7 @@ def loaded_by_transformers(directory: Path, config: PretrainedConfig, dtype: tor
             output_loading_info=True,
             **placement,
         )
+        model, report = loaded
     except Exception as error:  # of transformers, safetensors or accelerate
         raise InputError(f"{directory}: the weights do not load: {one_line(error)}") from None
     finally:

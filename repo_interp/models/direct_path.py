@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from repo_interp.errors import InputError
 from repo_interp.models.bridge import model_of
 from repo_interp.models.outputs import attention_values
 from repo_interp.models.reposition import attentions, blocks, decoder_of
@@ -71,6 +72,11 @@ class DirectPath:
 def direct_path(model: nn.Module) -> Iterator[DirectPath]:
     """While the context lasts, what the latest pass of one prompt leaves behind. `model`: repositioned, or a bridge."""
     decoder = decoder_of(model)
+    if not hasattr(decoder, "norm"):
+        raise InputError(
+            f"a {model_of(model).config.model_type} has no final RMS norm, through which the direct path of a head could be followed; "
+            "leave the atlas out"
+        )
     path = DirectPath(model_of(model))
 
     def remember_norm(store: Callable[[Norm], None]) -> Callable:
@@ -88,7 +94,8 @@ def direct_path(model: nn.Module) -> Iterator[DirectPath]:
     with ExitStack() as hooks:
         hooks.enter_context(attention_values(model, path.values.__setitem__))
         if path.model.config.model_type in NORMS_OUTPUT:
-            for number, layer in enumerate(blocks(model)):
+            layers: Any = blocks(model)
+            for number, layer in enumerate(layers):
                 after = remember_norm(lambda norm, number=number: path.after_attention.__setitem__(number, norm))
                 hooks.callback(layer.post_attention_layernorm.register_forward_hook(after).remove)
         hooks.callback(decoder.norm.register_forward_hook(remember_norm(store_final)).remove)

@@ -34,7 +34,7 @@ def lasting(model: nn.Module) -> Iterator[ExitStack]:
         yield undo
 
 
-def put(undo: ExitStack, owner: nn.Module, name: str, change: Callable[[Any], Any]) -> None:
+def put(undo: ExitStack, owner: Any, name: str, change: Callable[[Any], Any]) -> None:
     """`change` of the attribute `name` of `owner`, or of its method, in its place until undone."""
     attributes = vars(owner)
     _, changes = attributes.setdefault(_CHANGED, {}).setdefault(name, (attributes.get(name, _ABSENT), []))

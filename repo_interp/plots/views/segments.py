@@ -208,8 +208,10 @@ def _head_maps(run: xr.DataTree) -> Iterator[HeadMap]:
     """Both scores with their control, for the kind that most prompts have."""
     dataset = group(run, "segments")
     kind = main_kind(dataset)
-    own = None if kind is None else dataset.sel(kind=kind, drop=True)
-    for name, label in _SCORES.items() if own is not None else ():
+    if kind is None:
+        return
+    own = dataset.sel(kind=kind, drop=True)
+    for name, label in _SCORES.items():
         values = over_prompts(own[name]).assign_attrs(long_name=f"{label} ({kind})", units="1")
         yield HeadMap(values, over_prompts(own[f"{name}_shuffled"]))
 
