@@ -121,6 +121,7 @@ def described(file: Path) -> Header:
     """What the header of a GGUF `file` says; no weights are read. Raises InputError as `converted` does, but for its weights."""
     if find_spec("gguf") is None:
         raise InputError(f"{file} is a GGUF file; to read it install the package gguf: pip install 'repo-interp[gguf]'")
+    _require_magic(file)
     try:
         return _header(file)
     except InputError:
@@ -206,9 +207,13 @@ def _as_hugging_face(array: np.ndarray, stored: str, architecture: Architecture,
     return np.ascontiguousarray(rows.reshape(array.shape))
 
 
-def _digest(file: Path) -> str:
+def _require_magic(file: Path) -> None:
     with file.open("rb") as stream:
         if stream.read(len(_MAGIC)) != _MAGIC:
             raise InputError(f"{file} does not begin as a GGUF file does; wanted one that llama.cpp or a model hub gives")
-        stream.seek(0)
+
+
+def _digest(file: Path) -> str:
+    _require_magic(file)
+    with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
