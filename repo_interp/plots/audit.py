@@ -9,21 +9,32 @@ from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, sty
 
 FLOOR = 1e-8
 """Radians: smaller errors are drawn here."""
+NAMED = 6
+"""Lines that the legend can name."""
 
 
 @style()
 def rotation_errors(audited: xr.Dataset) -> PaperFigure:
-    """Errors in radians over the distance, both on logarithmic axes; layers without a finding in grey."""
+    """Errors in radians over the distance, both on logarithmic axes; layers with the same errors share a line, those without a finding
+    are grey.
+    """
     figure = paper_figure(COLUMN_WIDTH, 2.2)
     axes = figure.subplots()
-    distance = audited["distance"].values
     wrong = (audited["first_distance"] >= 0).any(("head", "component")).values
-    errors = audited["error"].max("component").values
-    for row, layer in enumerate(audited["layer"].values):
-        name = f"layer {layer}" if wrong[row] and wrong.sum() <= 6 else None
-        colour = {"color": f"C{int(wrong[: row + 1].sum() - 1) % 10}", "lw": 1.2} if wrong[row] else {"color": "0.6", "lw": 0.8}
-        axes.plot(distance, np.maximum(errors[row], FLOOR), label=name, **colour)
+    errors = np.maximum(audited["error"].max("component").values, FLOOR)
+    lines: dict[bytes, list[int]] = {}
+    for row, curve in enumerate(errors):
+        lines.setdefault(curve.tobytes(), []).append(row)
+    found = [rows for rows in lines.values() if wrong[rows[0]]]
+    for rows in (rows for rows in lines.values() if not wrong[rows[0]]):
+        axes.plot(audited["distance"].values, errors[rows[0]], color="0.6", lw=0.8)
+    for number, rows in enumerate(found):
+        layers = audited["layer"].values[rows]
+        name = f"layer {layers[0]}" if len(rows) == 1 else f"{len(rows)} layers, from {layers[0]}"
+        axes.plot(audited["distance"].values, errors[rows[0]], color=f"C{number % 10}", lw=1.2, label=name)
     axes.set(xscale="log", yscale="log", xlabel="distance in tokens", ylabel="largest error in rad", ylim=(FLOOR / 2, 2 * np.pi))
-    if any(wrong) and wrong.sum() <= 6:
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+    if 0 < len(found) <= NAMED:
         axes.legend(frameon=False)
     return figure
