@@ -376,7 +376,7 @@ class RepositionedAttention:
             with_sinks = torch.cat([scores, sinks.to(scores).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], dim=-1)
             pattern = torch.softmax(with_sinks, dim=-1, dtype=torch.float32)[..., :-1].to(values.dtype)
         pattern = self.sites.pattern(torch.dropout(pattern, dropout, train=dropout > 0.0))
-        return (pattern @ expand_heads(values, scores.shape[1])).transpose(1, 2), pattern
+        return (pattern @ expand_heads(values, scores.shape[1])).transpose(1, 2).contiguous(), pattern
 
     def _added(
         self, content: Content, index: Tensor, keys: int, attention_mask: Tensor | None

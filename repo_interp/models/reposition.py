@@ -53,9 +53,7 @@ def reposition(model: PreTrainedModel, layout: str, **options: str | float) -> P
 def with_layout(model: PreTrainedModel, layout: str | None, **options: str | float) -> PreTrainedModel:
     """`model` with the schemes of `layout`, as `reposition` returns it; None: those that its own modules were measured to have.
 
-    `options` may hold what the layout has no use for.
-
-    A stored configuration states every option, and a recipe is for all schemes.
+    Unlike `reposition` it accepts options without effect in the layout: a stored configuration states every option.
     """
     schemes = () if layout is None else _schemes(model, layout)
     rotations = _rotations(model)  # first, because it refuses decoders
