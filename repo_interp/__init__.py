@@ -4,6 +4,7 @@
     prompts = ri.tasks.niah(bridge.tokenizer, length=4096)    prompts with named token spans; or ri.prompt(text, bridge, ...)
     run     = ri.analyze(bridge, prompts)                     labelled results, one node per measure
     tokens, valid = ri.tokens(prompts, bridge)                what bridge.run_with_cache takes
+    ri.findings(run)                                          what the run shows, in sentences with their evidence
     ri.head_table(run)                                        a pandas table with one row per head
     ri.atlas(run)                                             ... with what heads are called, of experiments=("atlas",)
     ri.plots.position_lines(run, layer=5, head=1)
@@ -27,6 +28,7 @@ _WHERE = {
     "atlas": "repo_interp.analysis.atlas",
     "bridge": "repo_interp.models.bridge",
     "compare": "repo_interp.comparison.align",
+    "findings": "repo_interp.plots.findings",
     "head_table": "repo_interp.analysis.heads",
     "layout": "repo_interp.models.reposition",
     "load": "repo_interp.models.load",
@@ -62,6 +64,7 @@ __all__ = [
     "bridge",
     "compare",
     "experiments",
+    "findings",
     "head_table",
     "interventions",
     "layout",
@@ -101,6 +104,7 @@ if TYPE_CHECKING:
     from repo_interp.models.interventions import set_positions
     from repo_interp.models.load import load, zoo
     from repo_interp.models.reposition import added_parameters, layout, reposition
+    from repo_interp.plots.findings import findings
     from repo_interp.run import read_run, write_run
     from repo_interp.tasks.prompt.jsonl import read_prompts, write_prompts
 

@@ -15,6 +15,7 @@ from typing import Any
 import xarray as xr
 from matplotlib.figure import Figure
 
+from repo_interp.plots.findings import Finding
 from repo_interp.plots.marks.head_charts import HeadChart
 from repo_interp.plots.marks.heads import HeadMap
 from repo_interp.plots.marks.table import Table
@@ -71,6 +72,8 @@ class View:
     figures: Figures = _nothing
     tables: Callable[[xr.DataTree], Iterable[Table]] = _nothing
     """The same rows for the page, the terminal and the notebook."""
+    findings: Callable[[xr.DataTree], Iterable[Finding]] = _nothing
+    """What the group shows, in sentences that passed a threshold or a null."""
     head_maps: Callable[[xr.DataTree], Iterable[HeadMap]] = _nothing
     """Maps of heads for the page: a click opens the head in the explorer, where the run has positions."""
     head_charts: Callable[[xr.DataTree], Iterable[HeadChart]] = _nothing
