@@ -19,7 +19,7 @@ from benchmarks.measuring import cost, process, resident
 from benchmarks.running import Frame, Part, Row, run, sections
 
 COLUMNS = ("what", "beside", "cpu_seconds", "wall_seconds", "megabytes", "operations", "note")
-SMOLLM2, OLMO2 = "smollm2-135m", "olmo-2-1b"
+SMOLLM2, OLMO2, GEMMA3 = "smollm2-135m", "olmo-2-1b", "gemma-3-270m"
 FORWARD, ALL = "forward pass", "all measures"
 TEXTBOOK_UP_TO = 4096
 """Tokens up to which the textbook way is measured: its solve takes n^3."""
@@ -155,11 +155,11 @@ def _checkpoint(subject: str, dtype: str, folder: str) -> str:
 
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
-WHOLE = [(SMOLLM2, 512), (SMOLLM2, 1024), (SMOLLM2, 2048), (SMOLLM2, 4096), (OLMO2, 2048), (OLMO2, 4096)]
+WHOLE = [*((SMOLLM2, tokens) for tokens in (512, 1024, 2048, 4096)), (GEMMA3, 512), (GEMMA3, 1024), (OLMO2, 2048), (OLMO2, 4096)]
 PARTS: dict[str, Part] = {
     **{f"layer/{tokens}": partial(layer, tokens=tokens) for tokens in LENGTHS},
     **{f"model/{name}/{tokens}": partial(model, subject=name, tokens=tokens) for name, tokens in WHOLE},
-    **{f"stock/{name}": partial(stock, subject=name) for name in (SMOLLM2, "gemma-3-270m", "mixtral")},
+    **{f"stock/{name}": partial(stock, subject=name) for name in (SMOLLM2, GEMMA3, "mixtral")},
     f"loading/{SMOLLM2}": partial(loading, subject=SMOLLM2),
     f"loading/{OLMO2}": partial(loading, subject=OLMO2, dtype="bfloat16"),
     "commands/niah/repo": partial(commands, subject="niah/repo"),

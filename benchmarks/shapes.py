@@ -43,7 +43,7 @@ SHAPES = {
     "smollm2-135m": (_config(LlamaConfig, 30, 576, 9, 3, 1536, 49_152), "rope"),
     "olmo-2-1b": (_config(Olmo2Config, 16, 2048, 16, 16, 8192, 100_352), "repo@5"),
     "olmo-2-1b layer": (_config(Olmo2Config, 1, 2048, 16, 16, 8192, 1024), "repo"),
-    "gemma-3-270m": (_config(Gemma3TextConfig, 18, 640, 4, 1, 2048, 262_144, head_dim=256), "rope"),
+    "gemma-3-270m": (_config(Gemma3TextConfig, 18, 640, 4, 1, 2048, 262_144, head_dim=256, sliding_window=512), "rope"),
     "mixtral": (_config(MixtralConfig, 4, 256, 8, 4, 512, 1024, num_local_experts=4), "rope"),
     "tiny": (_config(LlamaConfig, 2, 32, 2, 2, 64, 128), "repo@1"),  # for tests
 }
@@ -51,10 +51,14 @@ SHAPES = {
 
 
 def operations(config: Any, tokens: int) -> float:
-    """Floating point operations of a forward pass with causal attention, L (2 P n + 2 d n^2): L layers of P parameters."""
+    """Floating point operations of a forward pass with causal attention, L (2 P n + 2 h d n^2).
+
+    L layers of P parameters each, with h heads of size d; n tokens.
+    """
     width, heads, kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
-    parameters = 2 * width * (width // heads) * (heads + kv_heads) + 3 * width * config.intermediate_size
-    return config.num_hidden_layers * (2.0 * parameters * tokens + 2.0 * width * tokens**2)
+    size = getattr(config, "head_dim", None) or width // heads
+    parameters = 2 * width * size * (heads + kv_heads) + 3 * width * config.intermediate_size
+    return config.num_hidden_layers * (2.0 * parameters * tokens + 2.0 * heads * size * tokens**2)
 
 
 def prompt_of(tokens: int, vocabulary: int) -> Prompt:

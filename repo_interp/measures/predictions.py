@@ -3,8 +3,8 @@
     p(v | x_0 ... x_i) = softmax_v logits_i        of row i the `candidates` largest, their tokens v, and p(x_{i+1})
 
 Rows are those of `attention_rows`: all tokens of the prompt where these are no more than `rows`, else those of its spans first. From the
-hidden states of the forward pass that everything else is measured in, in parts of at most `_CELLS` logits. Knows no tokenizer: texts of
-tokens are added by who does.
+hidden states of the forward pass that everything else is measured in, in parts of `_ROWS` rows. Knows no tokenizer: texts of tokens are
+added by who does.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from repo_interp.measures.attention_rows import rows_of_interest
 from repo_interp.measures.labels import described
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 
-_CELLS = 2**20
-"""Logits that exist at a time."""
+_ROWS = 32
+"""Rows whose logits exist at a time: enough that reading the unembedding does not cost more than multiplying by it."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class NextTokens(Measure):
         tokens, valid = predictions.tokens[first], predictions.valid[first]
         rows = rows_of_interest(valid, spans, first, self.rows)
         following = torch.where(rows + 1 < int(valid.nonzero()[-1]) + 1, tokens[(rows + 1).clamp_max(len(tokens) - 1)], -1)
-        count, step = min(self.candidates, predictions.vocabulary), max(1, _CELLS // predictions.vocabulary)
+        count = min(self.candidates, predictions.vocabulary)
         parts = [
             _of_rows(predictions.logits(first, some), after, count)
-            for some, after in zip(rows.split(step), following.split(step), strict=True)
+            for some, after in zip(rows.split(_ROWS), following.split(_ROWS), strict=True)
         ]
         probability, token, actual, place = (torch.cat(part).cpu() for part in zip(*parts, strict=True))
         coords = {"token": rows.cpu().numpy(), "rank": range(count)}

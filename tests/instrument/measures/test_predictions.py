@@ -28,10 +28,10 @@ def prompts(count: int = 3, length: int = 20) -> list[Prompt]:
     ]
 
 
-@pytest.mark.parametrize("cells", [1, 2**22])
+@pytest.mark.parametrize("at_a_time", [1, 32])
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_they_are_the_softmax_of_the_models_logits(bridge, cells, batch_size, monkeypatch):
-    monkeypatch.setattr(predictions, "_CELLS", cells)
+def test_they_are_the_softmax_of_the_models_logits(bridge, at_a_time, batch_size, monkeypatch):
+    monkeypatch.setattr(predictions, "_ROWS", at_a_time)
     given = prompts()
     group = ri.analyze(bridge, given, ("predictions",), batch_size=batch_size)["predictions"].to_dataset()
     with torch.no_grad():
