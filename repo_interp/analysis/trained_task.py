@@ -11,7 +11,7 @@ import tomllib
 from pathlib import Path
 
 from repo_interp.errors import InputError, one_line
-from repo_interp.models.configuration import tokens_of
+from repo_interp.models.stated import tokens_of
 from repo_interp.shipped import training_record
 from repo_interp.tasks import Task, make_task
 

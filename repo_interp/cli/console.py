@@ -8,6 +8,7 @@ that are no text stand as \\x1b and the like.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import rich.console
@@ -40,6 +41,11 @@ def plain(text: object) -> str:
 def bold(text: object, rest: str = "") -> Text:
     """`text` of a user on one line, in bold, and `rest` behind it."""
     return Text.assemble((plain(text), "bold"), _visible(rest))
+
+
+def span_of(numbers: Sequence[int]) -> str:
+    """Neighbouring numbers as text: "4", or "4-9"."""
+    return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
 
 
 def _visible(line: str) -> str:

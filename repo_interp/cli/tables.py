@@ -18,7 +18,7 @@ from rich.cells import cell_len
 from rich.table import Table as Drawn
 from rich.text import Text
 
-from repo_interp.cli.console import Console
+from repo_interp.cli.console import Console, span_of
 from repo_interp.errors import one_line
 from repo_interp.failures import until_failure
 from repo_interp.plots import Table
@@ -106,11 +106,6 @@ def _print_lines(console: Console, table: Table, rows: Sequence[Sequence[str]]) 
         console.print(Text(f"{', '.join(named)}: {', '.join(numbers)}" if named else ", ".join(numbers)))
     if table.note:
         console.print(Text(table.note, "dim italic"))
-
-
-def span_of(numbers: Sequence[int]) -> str:
-    """Neighbouring numbers as text: "4", or "4-9"."""
-    return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
 
 
 def _rows_for(console: Console, tables: int) -> int:

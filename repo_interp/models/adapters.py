@@ -28,12 +28,14 @@ from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
 from repo_interp.files import replaced, write_text
-from repo_interp.models.configuration import OURS, Checkpoint, identify_base, written_configuration
+from repo_interp.models.configuration import configured, written_configuration
 from repo_interp.models.fields import Base, Fields, SpecialTokens
 from repo_interp.models.provenance import stored_digest
 from repo_interp.models.reposition import assigner_parameters, scheme_modules, with_layout
+from repo_interp.models.stated import OURS, Checkpoint, described_base
+from repo_interp.models.stored import ADAPTER, StoredWeight, stored_weights
 from repo_interp.models.tables import TABLE
-from repo_interp.models.weights import ADAPTER, StoredWeight, read_weights, stored_weights
+from repo_interp.models.weights import read_weights
 from repo_interp.records import modelled, read_json, shown
 from repo_interp.values import shortened
 
@@ -135,7 +137,7 @@ def base_of(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint that an adapter stands on. Raises InputError where it is not there, is another one, or an adapter itself."""
     base = checkpoint.base
     assert base is not None
-    known = identify_base(checkpoint.directory, base)
+    known = described_base(checkpoint.directory, base, configured)
     digest = as_base(known, base.name).weights_digest
     if digest != base.weights_digest:
         raise InputError(

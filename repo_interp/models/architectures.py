@@ -2,7 +2,8 @@
 
 Nothing here is needed to open a family: how a layer rotates is measured on its module (`rotation`), and a family that follows the
 interfaces of transformers opens without a line of code. The tables below name what measurement would refuse, so that it is refused
-before weights are read, and what configurations leave to classes. Reads no weights and builds no model.
+before weights are read, and what configurations leave to classes. Reads no weights, builds no model and loads no torch: a `config` is a
+configuration of transformers or any object with the same attributes.
 """
 
 from __future__ import annotations
@@ -10,10 +11,8 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-from transformers import PretrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
 from repo_interp.errors import InputError
+from repo_interp.models.transformers_source import decoders, rope_types
 from repo_interp.positions.layouts import NO_ATTENTION
 from repo_interp.records import shown
 
@@ -69,12 +68,12 @@ REASONS = {
 }
 """Why families that transformers lists as decoders are refused, by `model_type`."""
 
-_ATTENTION_TYPES = ("attention", "full_attention", "sliding_attention", "chunked_attention", "hybrid", "hybrid_attention")
-"""Types of layers, as configurations name them, that have attention."""
+_WITHOUT_ATTENTION_TYPES = ("linear_attention", "conv", "moe", "mamba", "recurrent", "mlp")
+"""Types of layers, as configurations name them, that have no attention."""
 _NAMED_LAYERS = ("layer_types", "layers_block_type")
 _HONOURS_NO_ROPE_LAYERS = ("smollm3", "llama4_text")
 """Families whose modules read `no_rope_layers` (1: rotates); others, such as Llama, ignore the key."""
-_FULL_LAYERS_DO_NOT_ROTATE = ("afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe")
+_FULL_LAYERS_DO_NOT_ROTATE = ("afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flint")
 """Families whose layers with full attention have no rotation, beside sliding ones that have."""
 _DO_NOT_ROTATE = ("inkling_text", "jamba", "kimi_linear", "nemotron_h")
 """Families without positions: their other layers, or a relative bias, order tokens."""
@@ -85,21 +84,21 @@ LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_leng
 
 def class_name(family: str) -> str:
     """The class of a decoder of `model_type` `family`, as transformers and TransformerLens call it."""
-    return MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family]
+    return decoders()[family]
 
 
 def refusal(family: Any) -> str | None:
     """Why decoders of this `model_type` cannot be opened; None where nothing is known against it."""
     if not isinstance(family, str):
         return f"model_type is {shown(family)}; wanted the name of a decoder, such as llama or qwen3"
-    if family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        near = difflib.get_close_matches(family, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, 3, 0.5)
+    if family not in decoders():
+        near = difflib.get_close_matches(family, decoders(), 3, 0.5)
         meant = f"; nearest by name: {', '.join(near)}" if near else "; wanted a decoder, such as llama or qwen3"
         return f"model_type {str(family)[:80]!r} is no causal language model of transformers{meant}"
     return f"model_type {family!r} cannot be opened: it {REASONS[family]}" if family in REASONS else None
 
 
-def require_family(config: PretrainedConfig) -> None:
+def require_family(config: Any) -> None:
     """Raise InputError when decoders of this configuration cannot be opened."""
     reason = refusal(config.model_type)
     if reason is not None:
@@ -107,7 +106,7 @@ def require_family(config: PretrainedConfig) -> None:
     part = getattr(config, "text_config", None)
     if part is not None:
         text = part.model_type
-        opens = text in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and refusal(text) is None
+        opens = text in decoders() and refusal(text) is None
         nearest = f"open its text decoder, type {text!r}" if opens else "wanted a decoder of text alone, such as llama"
         raise InputError(
             f"model_type {config.model_type!r} cannot be opened: its decoder is one part of a larger model; {nearest}"
@@ -116,17 +115,13 @@ def require_family(config: PretrainedConfig) -> None:
         raise InputError(
             f"this {config.model_type} decoder attends to later tokens (use_bidirectional_attention); wanted a causal one"
         )
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
     for parameters in _rope_parameters(config):
         kind = parameters.get("rope_type", "default")
-        if kind != "default" and kind not in ROPE_INIT_FUNCTIONS:
-            raise InputError(
-                f"there is no rope_type {kind!r}; wanted one of {', '.join(sorted({'default', *ROPE_INIT_FUNCTIONS}))}"
-            )
+        if kind not in (known := sorted(("default", *rope_types()))):
+            raise InputError(f"there is no rope_type {kind!r}; wanted one of {', '.join(known)}")
 
 
-def native_layout(config: PretrainedConfig) -> tuple[str, ...]:
+def native_layout(config: Any) -> tuple[str, ...]:
     """The scheme of every layer of the stock decoder, as far as its configuration says: `rope`, `nope`, or `-` without attention.
 
     A model that is loaded has the layout that was measured on its modules.
@@ -138,12 +133,16 @@ def native_layout(config: PretrainedConfig) -> tuple[str, ...]:
         rotates = [bool(each) for each in config.no_rope_layers]
     if family in _FULL_LAYERS_DO_NOT_ROTATE and "sliding_attention" in kinds:
         rotates = [kind != "full_attention" for kind in kinds]
-    attends = [kind in _ATTENTION_TYPES for kind in kinds]
+    parameters = getattr(config, "rope_parameters", None) or {}
+    rotates = [turns and parameters.get(kind, {}) is not None for turns, kind in zip(rotates, kinds, strict=True)]
+    if (attending := getattr(config, "attn_layer_indices", None)) is not None:  # Bamba
+        kinds = ["attention" if layer in attending else "mamba" for layer in range(layers)]
+    attends = [kind not in _WITHOUT_ATTENTION_TYPES for kind in kinds]
     still = "learned" if family in _LEARNED_AT_INPUT else "nope"
     return tuple(("rope" if turns else still) if sees else NO_ATTENTION for turns, sees in zip(rotates, attends, strict=True))
 
 
-def training_length(config: PretrainedConfig) -> int:
+def training_length(config: Any) -> int:
     """Longest prompts the model was trained on, in tokens: before any scaling of its frequencies.
 
     Raises InputError where the configuration does not say it.
@@ -156,7 +155,7 @@ def training_length(config: PretrainedConfig) -> int:
     return int(min(known))
 
 
-def _rope_parameters(config: PretrainedConfig) -> list[dict]:
+def _rope_parameters(config: Any) -> list[dict]:
     parameters = getattr(config, "rope_parameters", None) or {}
     by_layer_type = [value for value in parameters.values() if isinstance(value, dict)]
     return by_layer_type or [parameters]

@@ -36,46 +36,34 @@ from repo_interp.files import is_left_behind, path_of, replaced, require_directo
 from repo_interp.models.adapters import adapted, base_of, fitting_changes
 from repo_interp.models.architectures import native_layout
 from repo_interp.models.configuration import (
-    HUGGING_FACE,
-    OURS,
     REGISTER,
-    Checkpoint,
     RepositionedConfig,
     identify,
-    json_object,
     own_layout_of,
     plain,
     scaled_configuration,
-    tokens_of,
     written_configuration,
 )
 from repo_interp.models.converted import is_converted, loaded_by_transformers
 from repo_interp.models.directories import is_of_checkpoint
 from repo_interp.models.dispatch import DeviceMap, MostMemory, device_of_weights, dispatched, is_dispatched, weights_in_place
 from repo_interp.models.fields import DTYPES, SpecialTokens
-from repo_interp.models.gguf import SUFFIX, described
+from repo_interp.models.gguf import fitted
+from repo_interp.models.gguf_header import SUFFIX
 from repo_interp.models.reposition import assigner_parameters, layout, reposition, with_layout  # noqa: F401 - `ri.reposition` is found here
-from repo_interp.models.weights import StoredWeight, file_key, fitting_weights, read_weights, tied_parameters
+from repo_interp.models.stated import HUGGING_FACE, OURS, Checkpoint, json_object, tokens_of
+from repo_interp.models.stored import StoredWeight, file_key
+from repo_interp.models.weights import fitting_weights, read_weights, tied_parameters
 from repo_interp.positions.layouts import format_layout
 from repo_interp.records import modelled
 
 
 def known(path: str | os.PathLike[str]) -> Checkpoint:
     """The checkpoint at `path`, as `identify` gives it; of a GGUF file its header is read alone, and nothing is converted."""
-    if not _is_gguf(path):
+    if Path(path).suffix.lower() != SUFFIX or not Path(path).is_file():
         return identify(path)
-    config = described(Path(path)).model.config
+    config = fitted(Path(path)).model.config
     return Checkpoint(Path(path), HUGGING_FACE, config, native_layout(config))
-
-
-def inspected(path: str | os.PathLike[str]) -> tuple[Checkpoint, PreTrainedModel]:
-    """What `known` gives, and the model without weights, after its headers were found to fit it."""
-    checkpoint = known(path)
-    return checkpoint, _empty_model(checkpoint.config, None, {}) if _is_gguf(path) else skeleton(checkpoint)
-
-
-def _is_gguf(path: str | os.PathLike[str]) -> bool:
-    return Path(path).suffix.lower() == SUFFIX and Path(path).is_file()
 
 
 def skeleton(checkpoint: Checkpoint) -> PreTrainedModel:

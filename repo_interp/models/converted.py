@@ -16,7 +16,8 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.utils import logging
 
 from repo_interp.errors import InputError, one_line
-from repo_interp.models.weights import require_finite_weight, stored_weights
+from repo_interp.models.stored import stored_weights
+from repo_interp.models.weights import require_finite_weight
 
 
 def is_converted(model: PreTrainedModel, directory: Path) -> bool:

@@ -22,7 +22,8 @@ from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
 from repo_interp.models.reposition import scheme_modules
-from repo_interp.models.weights import StoredWeight, read_weights, tied_parameters
+from repo_interp.models.stored import StoredWeight
+from repo_interp.models.weights import read_weights, tied_parameters
 
 DeviceMap = str | Mapping[str, str | int]
 """`auto`, or a device for every part of the model by the name of its module."""

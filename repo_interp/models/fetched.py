@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from repo_interp.errors import InputError
-from repo_interp.models.gguf import cache_directory, is_whole, write_converted
+from repo_interp.models.stored import cache_directory, is_whole
 from repo_interp.records import require_no_code
 
 
@@ -43,6 +43,8 @@ class Packaged:
     license: str
     file_digest: str | None = None
     """SHA-256 of the joined file; None: the digest of its one wheel is enough."""
+    described: str = ""
+    """What it is, in a sentence."""
 
     @property
     def terms(self) -> tuple[str, ...]:
@@ -67,6 +69,7 @@ PACKAGED = {
             ),
         ),
         "Apache-2.0",
+        described="SmolLM2-135M-Instruct with weights quantised to 4 bits (Q4_1), kept as the float32 numbers that these stand for",
     ),
     "gemma3-270m": Packaged(
         (
@@ -86,9 +89,10 @@ PACKAGED = {
         ),
         "Gemma Terms of Use",
         "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        "Gemma 3 270M with weights quantised to 4 bits (Q4_K_M), kept as the float32 numbers that these stand for",
     ),
 }
-"""Models by name, with 4-bit weights. SmolLM2-135M-Instruct: Llama type, 30 layers, 9 heads, 3 key-value heads, d_head 64, context 8,192.
+"""Models by name. SmolLM2-135M-Instruct: Llama type, 30 layers, 9 heads, 3 key-value heads, d_head 64, context 8,192.
 Gemma 3 270M: 18 layers, 4 heads, 1 key-value head, d_head 256, windows of 512 tokens in most layers."""
 
 
@@ -116,6 +120,8 @@ def fetch(name: str) -> Path:
     """
     if name not in PACKAGED:
         raise InputError(f"there is no packaged model {name!r}; there are {', '.join(PACKAGED)}")
+    from repo_interp.models.gguf import write_converted
+
     directory, packaged = _directory(name), PACKAGED[name]
     if is_whole(directory):
         require_no_code(directory)

@@ -9,9 +9,8 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Interval, MaxLen, MinLen, MultipleOf
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from transformers.activations import ACT2FN
-from transformers.configuration_utils import ALLOWED_LAYER_TYPES
 
+from repo_interp.models.transformers_source import activations, layer_types
 from repo_interp.values import shortened
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -21,7 +20,7 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def _activation(name: str) -> str:
-    if name not in ACT2FN:
+    if name not in activations():
         raise ValueError(f"there is no activation {name!r}; wanted one of transformers', such as silu")
     return name
 
@@ -101,7 +100,7 @@ def _by_layer_type(parameters: Any) -> Any:
     if not isinstance(parameters, dict):
         return parameters
     if any(isinstance(value, dict) for value in parameters.values()):
-        known = (*LAYER_TYPES, *ALLOWED_LAYER_TYPES)
+        known = (*LAYER_TYPES, *layer_types())
         unknown = [name for name, value in parameters.items() if isinstance(value, dict) and name not in known]
         if unknown:
             raise ValueError(f"there are no layers of type {shortened(unknown[0])!r}; wanted {' and '.join(LAYER_TYPES)}")

@@ -10,13 +10,14 @@ is data: nothing of it is run, and files beside it are not looked at. Needs the 
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import math
 import os
 import shutil
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +26,20 @@ import torch
 from accelerate import init_empty_weights
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from repo_interp.errors import InputError, one_line
 from repo_interp.files import replaced
-from repo_interp.models.gguf_metadata import FACTORS, Architecture, architecture_of, configuration
-from repo_interp.models.weights import stored_weights
+from repo_interp.models.gguf_header import FACTORS, Header, header_of, require_magic
+from repo_interp.models.gguf_metadata import Architecture, architecture_of, keys_of
+from repo_interp.models.stored import cache_directory, is_whole
 
-SUFFIX = ".gguf"
-_MAGIC = b"GGUF"
 _VERSION = 2
 """Raised whenever the same file is converted to something else, so that what an older version kept is not taken."""
-
-
-def cache_directory() -> Path:
-    """Where converted and fetched checkpoints are kept: $REPO_INTERP_CACHE, else repo_interp in the user's cache directory."""
-    chosen = os.environ.get("REPO_INTERP_CACHE")
-    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repo_interp"
+_LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+"""The same in every release of Llama 3.1 to 3.3; llama.cpp's converter takes them where a configuration lacks them."""
+_LLAMA_3_LENGTH = 8192
 
 
 def converted(file: str | os.PathLike[str]) -> Path:
@@ -57,22 +55,14 @@ def converted(file: str | os.PathLike[str]) -> Path:
     return directory
 
 
-def is_whole(directory: Path) -> bool:
-    """Whether a converted checkpoint in `directory` still has its configuration and all weights, as far as their headers say."""
-    try:
-        return (directory / "config.json").is_file() and sum(1 for _ in stored_weights(directory)) > 0
-    except InputError:
-        return False
-
-
 def write_converted(file: Path, directory: Path, texts: Iterable[Path] = ()) -> None:
     """Write what the GGUF `file` stands for into `directory`, with copies of `texts`, whole or not at all.
 
     Raises InputError as `converted` does.
     """
-    header = described(file)
+    found = fitted(file)
     try:
-        model, weights = header.model, _weights(header)
+        model, weights = found.model, _weights(found)
         with tempfile.TemporaryDirectory() as alone:  # files beside it say nothing about the tokenizer
             (Path(alone) / "model.gguf").symlink_to(file.resolve())
             tokenizer = AutoTokenizer.from_pretrained(
@@ -100,80 +90,84 @@ def write_converted(file: Path, directory: Path, texts: Iterable[Path] = ()) -> 
         ) from None
 
 
-_LONG = ("tokenizer.ggml.scores", "tokenizer.ggml.token_type", "tokenizer.ggml.merges")
-"""Lists as long as the vocabulary, which say nothing about the decoder."""
-
-
 @dataclass(frozen=True)
-class Header:
-    """What the header of a GGUF file says."""
+class Fitted:
+    """A GGUF file whose tensors fit a model."""
 
+    file: Header
     model: PreTrainedModel
     """Without weights (on the meta device)."""
-    architecture: Architecture
-    tensors: dict[str, Any]
-    """Where the file has each tensor, by its name there."""
     names: dict[str, str]
     """The tensor of every weight of the model, by the weight's name."""
 
 
-def described(file: Path) -> Header:
-    """What the header of a GGUF `file` says; no weights are read. Raises InputError as `converted` does, but for its weights."""
-    if find_spec("gguf") is None:
-        raise InputError(f"{file} is a GGUF file; to read it install the package gguf: pip install 'repo-interp[gguf]'")
-    _require_magic(file)
-    try:
-        return _header(file)
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"{file} cannot be read as GGUF: {one_line(error, 200)}") from None
-
-
-def _header(file: Path) -> Header:
-    from gguf import GGUFReader, dequantize
-
-    class Reader(GGUFReader):
-        def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> Any:
-            if int(offset) + np.dtype(dtype).itemsize * int(count) > len(self.data):  # else an array of 2^60 items is walked
-                raise InputError(f"{file} cannot be read as GGUF: it ends before all that its header announces")
-            return super()._get(offset, dtype, count, *order, **named)
-
-    reader = Reader(file)
-    metadata = {name: field.contents() for name, field in reader.fields.items() if name not in _LONG}
-    architecture = architecture_of(metadata, str(file))
-    tensors, begin = {tensor.name: tensor for tensor in reader.tensors}, int(reader.data_offset)
-    for name, tensor in tensors.items():
-        if tensor.data_offset != begin:  # as llama.cpp has it: else two tensors could have the same values
-            raise InputError(
-                f"{file}: {one_line(name, 100)} begins at byte {tensor.data_offset:,}; the tensor before it ends at {begin:,}"
-            )
-        begin += -(-int(tensor.n_bytes) // int(reader.alignment)) * int(reader.alignment)
-    values = tensors.pop(FACTORS, None) if architecture.interleaved else None  # llama.cpp reads it for no other of ours
-    shapes = {name: tuple(int(size) for size in reversed(tensor.shape)) for name, tensor in tensors.items()}
-    factors = None if values is None else dequantize(values.data, values.tensor_type)
-    config = configuration(metadata, shapes, factors, str(file))
+def fitted(file: Path) -> Fitted:
+    """The model that a GGUF `file` describes; no weights are read. Raises InputError as `converted` does, but for its weights."""
+    header = header_of(file)
     with init_empty_weights(include_buffers=False):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    return Header(model, architecture, tensors, _fitting(model, shapes, metadata["general.architecture"], str(file)))
+        model = AutoModelForCausalLM.from_config(_configuration(header), dtype=torch.float32)
+    return Fitted(header, model, _fitting(model, header))
 
 
-def _weights(header: Header) -> dict[str, Tensor]:
+def _configuration(header: Header) -> PretrainedConfig:
+    """The configuration of the decoder in a GGUF file. Raises InputError as `keys_of`, and for a rotation that transformers lacks."""
+    raw = keys_of(header)
+    config = AutoConfig.for_model(raw.pop("model_type"), **raw)
+    if not _has_factors(header):
+        return config
+    factors = header.values(FACTORS)
+    return config if np.array_equal(factors, np.ones(config.head_dim // 2)) else _with_factors(config, factors, str(header.file))
+
+
+def _has_factors(header: Header) -> bool:
+    """Whether factors divide its frequencies: llama.cpp reads them for no other of our architectures."""
+    return FACTORS in header.tensors and architecture_of(header.metadata, str(header.file)).interleaved
+
+
+def _with_factors(config: PretrainedConfig, factors: Any, file: str) -> PretrainedConfig:
+    """`config` with the llama3 rule that divides its frequencies by `factors`. Raises InputError where no such rule does."""
+    plain, config = config.rope_parameters, copy.deepcopy(config)
+    if factors.shape != (config.head_dim // 2,):
+        raise InputError(f"{file}: {FACTORS} has shape {list(factors.shape)}; wanted {[config.head_dim // 2]}")
+    if plain.get("rope_type") != "default":
+        raise InputError(f"{file}: {FACTORS} stands beside another scaling, which no Hugging Face decoder combines; refused")
+    frequencies = plain["rope_theta"] ** (-torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim)
+    factors = torch.as_tensor(np.array(factors, dtype=np.float64))
+    largest = float(factors.max())
+    low, high = _LLAMA_3.values()
+    # Between the two ends 1 / factor = (1 - s) / largest + s, and s = (length * frequency / 2 pi - low) / (high - low).
+    share = (1 / factors - 1 / largest) / (1 - 1 / largest)
+    between = (share > 1e-3) & (share < 1 - 1e-3)
+    lengths = ((low + share * (high - low)) * 2 * math.pi / frequencies)[between]
+    for length in (_LLAMA_3_LENGTH, *(max(1, round(float(length))) for length in lengths[:1])) if largest > 1 else ():
+        config.rope_parameters = (
+            plain | {"rope_type": "llama3", "factor": largest, "original_max_position_embeddings": length} | _LLAMA_3
+        )
+        given, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+        if torch.allclose(given.double() * factors, frequencies, rtol=1e-4, atol=0):
+            return config
+    raise InputError(
+        f"{file}: {FACTORS} does not follow the rule of Llama 3.1, the only one that Hugging Face's decoders know; refused"
+    )
+
+
+def _weights(fitted: Fitted) -> dict[str, Tensor]:
     """The weights of the model in float32, by name."""
-    from gguf import dequantize
-
-    weights = {}
-    for name, stored in header.names.items():
-        tensor = header.tensors[stored]
-        array = np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
-        weights[name] = torch.from_numpy(_as_hugging_face(array, stored, header.architecture, header.model.config))
-    return weights
+    header, config = fitted.file, fitted.model.config
+    architecture = architecture_of(header.metadata, str(header.file))
+    return {
+        name: torch.from_numpy(_as_hugging_face(header.values(stored), stored, architecture, config))
+        for name, stored in fitted.names.items()
+    }
 
 
-def _fitting(model: PreTrainedModel, shapes: dict[str, tuple[int, ...]], architecture: str, file: str) -> dict[str, str]:
+def _fitting(model: PreTrainedModel, header: Header) -> dict[str, str]:
     """The tensor in the file of every weight of `model`, by the weight's name. Raises InputError where the two do not fit."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
+    file, shapes, architecture = header.file, header.shapes, header.metadata["general.architecture"]
+    if _has_factors(header):
+        del shapes[FACTORS]
     number = next(number for number, name in MODEL_ARCH_NAMES.items() if name == architecture)
     known = get_tensor_name_map(number, model.config.num_hidden_layers)
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -207,13 +201,7 @@ def _as_hugging_face(array: np.ndarray, stored: str, architecture: Architecture,
     return np.ascontiguousarray(rows.reshape(array.shape))
 
 
-def _require_magic(file: Path) -> None:
-    with file.open("rb") as stream:
-        if stream.read(len(_MAGIC)) != _MAGIC:
-            raise InputError(f"{file} does not begin as a GGUF file does; wanted one that llama.cpp or a model hub gives")
-
-
 def _digest(file: Path) -> str:
-    _require_magic(file)
+    require_magic(file)
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

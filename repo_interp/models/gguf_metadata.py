@@ -9,25 +9,18 @@ So is every key of the architecture that is neither mapped nor known to change n
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
-import numpy as np
-import torch
-from transformers import AutoConfig, PretrainedConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
 from repo_interp.errors import InputError
 from repo_interp.models.architectures import class_name
 from repo_interp.models.fields import Fields, Theta
+from repo_interp.models.gguf_header import Header
 from repo_interp.records import modelled
 from repo_interp.values import PositiveOrZero, checked, shortened
 
-FACTORS = "rope_freqs.weight"
-"""The tensor that divides the frequency of every rotary pair; it belongs to the rotation, not to the weights."""
 _REQUIRED = {
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
@@ -37,9 +30,6 @@ _REQUIRED = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
 _TOKENS = {"bos": "bos_token_id", "eos": "eos_token_id", "padding": "pad_token_id", "unknown": "unk_token_id"}
-_LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-"""The same in every release of Llama 3.1 to 3.3; llama.cpp's converter takes them where a configuration lacks them."""
-_LLAMA_3_LENGTH = 8192
 
 
 @dataclass(frozen=True)
@@ -88,14 +78,13 @@ def architecture_of(metadata: Mapping[str, Any], file: str) -> Architecture:
     return ARCHITECTURES[name]
 
 
-def configuration(
-    metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], factors: Any, file: str
-) -> PretrainedConfig:
-    """The configuration of the decoder in `file`, from its metadata and the shapes of its tensors by name.
+def keys_of(header: Header) -> dict[str, Any]:
+    """What config.json of the decoder in a GGUF file would hold, but for the factors of its rotation; each number is checked.
 
-    `factors`: the values of rope_freqs.weight, or None. Raises InputError, naming the key, for what is missing, out of range, or says that
-    the model attends otherwise than a Hugging Face decoder can.
+    Raises InputError, naming the key, for what is missing, out of range, or says that the model attends otherwise than a Hugging Face
+    decoder can.
     """
+    file, metadata, shapes = str(header.file), header.metadata, header.shapes
     architecture, prefix = architecture_of(metadata, file), f"{metadata['general.architecture']}."
     stated = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
     kinds = get_type_hints(Fields, include_extras=True)
@@ -111,8 +100,8 @@ def configuration(
     raw["num_key_value_heads"] = taken("attention.head_count_kv", heads, "num_key_value_heads")
     head = raw["head_dim"] = taken("attention.key_length", max(2, width // heads), "head_dim")
     tokens = metadata.get("tokenizer.ggml.tokens")
-    words = taken("vocab_size", len(tokens) if isinstance(tokens, list) else None, "vocab_size")
-    raw["vocab_size"] = len(tokens) if isinstance(tokens, list) else words
+    words = taken("vocab_size", len(tokens) if isinstance(tokens, range) else None, "vocab_size")
+    raw["vocab_size"] = len(tokens) if isinstance(tokens, range) else words
     for key, name in architecture.own.items():
         if key in stated:
             raw[name] = taken(key, None, name)
@@ -145,10 +134,9 @@ def configuration(
             raise InputError(
                 f"{file} says {prefix}{key} = {shortened(str(value))}, which the Hugging Face decoder does not follow; refused"
             )
-    raw |= {"dtype": "float32", "architectures": [class_name(architecture.model_type)]}
+    raw |= {"model_type": architecture.model_type, "dtype": "float32", "architectures": [class_name(architecture.model_type)]}
     modelled(raw, Fields, file)
-    config = AutoConfig.for_model(architecture.model_type, **raw)
-    return config if factors is None or np.array_equal(factors, np.ones(head // 2)) else _with_factors(config, factors, file)
+    return raw
 
 
 def _rotation(stated: dict[str, Any], prefix: str, raw: Mapping[str, Any], file: str) -> dict[str, Any]:
@@ -178,33 +166,6 @@ def _rotation(stated: dict[str, Any], prefix: str, raw: Mapping[str, Any], file:
     if kind == "yarn" or (kind == "linear" and factor != 1.0):
         parameters |= {"rope_type": kind, "factor": factor}
     return parameters
-
-
-def _with_factors(config: PretrainedConfig, factors: Any, file: str) -> PretrainedConfig:
-    """`config` with the llama3 rule that divides its frequencies by `factors`. Raises InputError where no such rule does."""
-    plain, config = config.rope_parameters, copy.deepcopy(config)
-    if factors.shape != (config.head_dim // 2,):
-        raise InputError(f"{file}: {FACTORS} has shape {list(factors.shape)}; wanted {[config.head_dim // 2]}")
-    if plain.get("rope_type") != "default":
-        raise InputError(f"{file}: {FACTORS} stands beside another scaling, which no Hugging Face decoder combines; refused")
-    frequencies = plain["rope_theta"] ** (-torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim)
-    factors = torch.as_tensor(np.array(factors, dtype=np.float64))
-    largest = float(factors.max())
-    low, high = _LLAMA_3.values()
-    # Between the two ends 1 / factor = (1 - s) / largest + s, and s = (length * frequency / 2 pi - low) / (high - low).
-    share = (1 / factors - 1 / largest) / (1 - 1 / largest)
-    between = (share > 1e-3) & (share < 1 - 1e-3)
-    lengths = ((low + share * (high - low)) * 2 * math.pi / frequencies)[between]
-    for length in (_LLAMA_3_LENGTH, *(max(1, round(float(length))) for length in lengths[:1])) if largest > 1 else ():
-        config.rope_parameters = (
-            plain | {"rope_type": "llama3", "factor": largest, "original_max_position_embeddings": length} | _LLAMA_3
-        )
-        given, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
-        if torch.allclose(given.double() * factors, frequencies, rtol=1e-4, atol=0):
-            return config
-    raise InputError(
-        f"{file}: {FACTORS} does not follow the rule of Llama 3.1, the only one that Hugging Face's decoders know; refused"
-    )
 
 
 def _same(value: Any, wanted: Any) -> bool:

@@ -24,8 +24,9 @@ from repo_interp.errors import InputError, one_line
 from repo_interp.models.architectures import require_family
 from repo_interp.models.attention import RepositionedAttention, attached, remember_index
 from repo_interp.models.configuration import repositioned
+from repo_interp.models.options import require_useful, scheme_options
 from repo_interp.models.rotation import Prober, Rotation, attention_modules, rotary_of
-from repo_interp.models.schemes import SchemeBuilder, require_useful, scheme_options
+from repo_interp.models.schemes import SchemeBuilder
 from repo_interp.models.tables import TABLE, positions_in, stock_table, table_of
 from repo_interp.positions.assigners import MixedAssigner
 from repo_interp.positions.embedding import AbsoluteEmbedding
@@ -39,7 +40,7 @@ _HANDLE = "_position_table_hook"
 def reposition(model: PreTrainedModel, layout: str, **options: str | float) -> PreTrainedModel:
     """Give `model` the position schemes of `layout` (see `positions.layouts`), in place, and return it.
 
-    `options` are choices within schemes (see `models.schemes.SchemeOptions`), above all `assignment`: what has a row of learned
+    `options` are choices within schemes (see `models.options.SchemeOptions`), above all `assignment`: what has a row of learned
     positions of its own, "kv_head", "head" or "layer". A model that was repositioned before starts the new schemes afresh. The model
     trains, generates, and keeps its weights' names; `added_parameters` says what the schemes cost. Raises InputError for decoders,
     layouts and options that do not fit, options without effect in the layout among them.

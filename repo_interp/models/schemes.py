@@ -19,9 +19,8 @@ Knows the names of the layout language and the modules of `positions`; knows not
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -33,6 +32,7 @@ from repo_interp.entry_points import called, find
 from repo_interp.errors import InputError
 from repo_interp.models.architectures import training_length
 from repo_interp.models.attention import SchemeParts
+from repo_interp.models.options import SchemeOptions
 from repo_interp.models.rotation import Rotation
 from repo_interp.positions import hope
 from repo_interp.positions.assigners import LearnedPositions, LinearPositions, TokenIndex
@@ -40,7 +40,6 @@ from repo_interp.positions.biases import FIRE, ALiBi, KerpleLog
 from repo_interp.positions.contextual import (
     ContextualPositions,
     FixedSlopes,
-    GateSource,
     InterpolatedEmbedding,
     PositionMap,
     PositionMLP,
@@ -48,55 +47,6 @@ from repo_interp.positions.contextual import (
 )
 from repo_interp.positions.layouts import CONTEXTUAL, SCHEMES
 from repo_interp.positions.logits import PositionLogits
-from repo_interp.values import PositiveOrZero, TokensOrNone, check_fields
-
-Assignment = Literal["kv_head", "head", "layer"]
-"""What has a row of learned positions of its own: each key-value head, each head, or the layer as a whole."""
-
-
-@dataclass(frozen=True)
-class SchemeOptions:
-    """Choices within schemes, the same for all layers of a model; part of its configuration."""
-
-    assignment: Assignment = "kv_head"
-    gates: GateSource = "keys"
-    """What CoPE's gates are made from."""
-    map: Literal["layer", "model"] = "layer"
-    """What has a map from CoPE's positions of its own: each layer, or the model as a whole."""
-    p_max: TokensOrNone = 0
-    """Whole positions of CoPE's map; 0: the training length."""
-    scheme_deviation: PositiveOrZero = 0.0
-    """Standard deviation of what the schemes learn, as it is drawn; 0: the configuration's initializer_range."""
-    training_length: TokensOrNone = 0
-    """L of HoPE, of FIRE's threshold and of the learned table, in tokens; 0: the configuration's."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-
-def scheme_options(stated: Mapping[str, Any]) -> SchemeOptions:
-    """Options by name. Raises InputError for a name that is none."""
-    known = [field.name for field in dataclasses.fields(SchemeOptions)]
-    unknown = sorted(set(stated) - set(known))
-    if unknown:
-        raise InputError(f"schemes have no option {unknown[0]!r}; they have {', '.join(known)}")
-    return SchemeOptions(**stated)
-
-
-def options_of(schemes: Collection[str]) -> tuple[str, ...]:
-    """The options that change something in a layout of `schemes`; all, where one of them is another package's."""
-    if not set(schemes) <= set(SCHEMES):
-        return tuple(_USED_BY)
-    return tuple(name for name, used_by in _USED_BY.items() if set(schemes) & set(used_by))
-
-
-def require_useful(schemes: Collection[str], options: SchemeOptions) -> None:
-    """Raise InputError for an option that was set and changes nothing in a layout of `schemes`, naming those that do."""
-    useful = options_of(schemes)
-    for name in _USED_BY:
-        if name not in useful and getattr(options, name) != getattr(SchemeOptions(), name):
-            named = ", ".join(dict.fromkeys(schemes))
-            raise InputError(f"{name} changes nothing in {named}, which has {', '.join(useful) or 'no options'}; leave it out")
 
 
 class SchemeBuilder:
@@ -213,11 +163,3 @@ _FREQUENCIES = {
     "hope_ab2": hope.without_low,
     "hope_ab3": hope.only_high,
 }
-_USED_BY: dict[str, tuple[str, ...]] = {
-    "assignment": ("repo", "multihead_continuous"),
-    "gates": CONTEXTUAL,
-    "map": CONTEXTUAL,
-    "p_max": ("cope", "cope_rope"),
-    "training_length": ("learned", "fire", "cope", "cope_rope", "rope_high", *_FREQUENCIES),
-}
-"""Which schemes an option changes. `scheme_deviation` is part of every training's record, whatever the scheme, so it is not among these."""

@@ -2,80 +2,28 @@
 
     stored weights -> chunks of 4 MB -> the parameter, on its device
 
-Which files are read is decided as Hugging Face does: `model.safetensors` before `model.safetensors.index.json`. What does not fit the
+What does not fit the
 model - a weight missing, one too many, one of another shape, not floating point, not finite - is refused by name. Reading needs as much
 memory as the model, and one chunk. Knows nothing about layouts and configurations.
 """
 
 from __future__ import annotations
 
-import math
-import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import AfterValidator, BaseModel, ConfigDict
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from repo_interp.errors import InputError
-from repo_interp.files import regular
-from repo_interp.records import modelled, read_json
-from repo_interp.values import shortened
+from repo_interp.models.stored import StoredWeight, file_key, stored_weights
 
 _CHUNK = 4 << 20
 _STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-ADAPTER = "adapter_model.safetensors"
-"""The file of an adapter, which stands in place of whole weights (see `models.adapters`)."""
 _REMADE = ".rotary_emb.inv_freq"
 """End of the name of a weight that older checkpoints store; its values follow from the configuration, and Hugging Face skips it too."""
-
-
-def _beside(name: str) -> str:
-    if os.path.basename(name) != name or not name.endswith(".safetensors") or len(name) > 255 or not name.isprintable():
-        raise ValueError(f"{shortened(repr(name))} is no safetensors file that stands beside it")
-    return name
-
-
-class _Index(BaseModel):
-    """model.safetensors.index.json."""
-
-    model_config = ConfigDict(strict=True)
-    weight_map: dict[str, Annotated[str, AfterValidator(_beside)]]
-
-
-@dataclass(frozen=True)
-class StoredWeight:
-    """Where a weight is stored, known from the header of its file."""
-
-    key: str
-    """Its name in the file."""
-    file: Path
-    offset: int
-    """Its first byte in the file."""
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-def file_key(name: str) -> str:
-    """A parameter's name in the file: the released format has what a scheme learns directly under self_attn."""
-    return name.replace(".self_attn.assigner.", ".self_attn.").replace(".self_attn.position_logits.", ".self_attn.")
-
-
-def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a checkpoint directory, all present. Raises InputError naming what is missing."""
-    whole, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
-    files = _files_of_index(index) if index.is_file() and not whole.is_file() else [whole]
-    if files == [whole] and not whole.is_file() and (directory / ADAPTER).is_file():
-        files = [directory / ADAPTER]
-    for file in files:
-        if not file.is_file():
-            raise InputError(f"{directory} has no {file.name}; weights are read from safetensors only")
-    return files
 
 
 def fitting_weights(model: nn.Module, directory: Path, described: str) -> dict[str, StoredWeight]:
@@ -123,32 +71,6 @@ def read_weights(stored: Mapping[str, StoredWeight], device: torch.device, dtype
     return {name: _read(weight, device, dtype, chunk) for name, weight in stored.items()}
 
 
-def _files_of_index(index: Path) -> list[Path]:
-    named = modelled(read_json(index, "the index that save_pretrained writes"), _Index, str(index)).weight_map
-    return sorted(index.parent / name for name in set(named.values()))
-
-
-def stored_weights(directory: Path) -> Iterator[StoredWeight]:
-    """Every weight that the files of a checkpoint hold. Raises InputError for files that cannot be read, and for other than numbers."""
-    for file in weight_files(directory):
-        try:
-            with safe_open(regular(file), "pt") as weights:  # checks that header and file fit together
-                with file.open("rb") as stream:
-                    offset = 8 + int.from_bytes(stream.read(8), "little")
-                for key in weights.offset_keys():
-                    part = weights.get_slice(key)
-                    shape, stored = tuple(part.get_shape()), part.get_dtype()
-                    if stored not in _STORED:
-                        raise InputError(
-                            f"{file}: {key} is stored as {stored}; wanted floating point, one of {', '.join(_STORED)}: "
-                            "convert or dequantise the checkpoint"
-                        )
-                    yield StoredWeight(key, file, offset, shape, _STORED[stored])
-                    offset += math.prod(shape) * _STORED[stored].itemsize
-        except (SafetensorError, OSError) as error:
-            raise InputError(f"{file} cannot be read as safetensors: {' '.join(str(error).split())[:300]}") from None
-
-
 def require_finite_weight(values: Tensor, key: str, directory: Path) -> tuple[Tensor, Tensor]:
     """The smallest and the largest of `values`. Raises InputError where one is NaN or infinite."""
     smallest, largest = values.aminmax()  # one pass; NaN in either where there is one
@@ -159,13 +81,13 @@ def require_finite_weight(values: Tensor, key: str, directory: Path) -> tuple[Te
 
 def _read(weight: StoredWeight, device: torch.device, dtype: torch.dtype, memory: Tensor) -> Tensor:
     values = torch.empty(weight.shape, device=device, dtype=dtype)
-    flat, chunk = values.view(-1), memory.view(weight.dtype)
+    flat, chunk = values.view(-1), memory.view(_STORED[weight.stored_as])
     with weight.file.open("rb") as stream:
         stream.seek(weight.offset)
         for start in range(0, flat.numel(), chunk.numel()):
             part = chunk[: flat.numel() - start]
             bytes_read = stream.readinto(part.view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]
-            if bytes_read != part.numel() * weight.dtype.itemsize:
+            if bytes_read != part.numel() * part.dtype.itemsize:
                 raise InputError(f"{weight.file} ends within {weight.key}; the checkpoint was changed while it was read")
             smallest, largest = require_finite_weight(part, weight.key, weight.file.parent)
             if max(-float(smallest), float(largest)) > torch.finfo(dtype).max:

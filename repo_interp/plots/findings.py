@@ -7,10 +7,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import count
 
 import xarray as xr
+
+from repo_interp.plots.catalogue import views_of
+from repo_interp.plots.marks.finding import Finding
 
 MOST = 8
 """Findings of a run."""
@@ -18,28 +20,8 @@ MOST_OF_GROUP = 2
 """Findings of one group, while other groups have some."""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One sentence about a run, and where its reader finds it confirmed."""
-
-    sentence: str
-    """A whole sentence in plain English, with its numbers."""
-    evidence: str
-    """The variable, the threshold and the null behind it."""
-    weight: float
-    """How much it tells, from 0 to 1; findings are read in descending order."""
-    group: str
-    """The group of the run that holds the evidence."""
-    layer: int | None = None
-    head: int | None = None
-    prompt: int | None = None
-    token: int | None = None
-
-
 def findings(run: xr.DataTree, most: int = MOST) -> list[Finding]:
     """At most `most` findings of `run`, the heaviest first; of each group its heaviest `MOST_OF_GROUP` precede all its others."""
-    from repo_interp.plots.catalogue import views_of
-
     ranked: list[tuple[bool, float, int, Finding]] = []
     order = count()
     for view in views_of(run):

@@ -15,7 +15,7 @@ from typing import Any
 import xarray as xr
 from matplotlib.figure import Figure
 
-from repo_interp.plots.findings import Finding
+from repo_interp.plots.marks.finding import Finding
 from repo_interp.plots.marks.head_charts import HeadChart
 from repo_interp.plots.marks.heads import HeadMap
 from repo_interp.plots.marks.table import Table

@@ -26,18 +26,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from jaxtyping import Bool, Float, Num
 from torch import Tensor, nn
 
 from repo_interp.positions.biases import geometric_slopes
+from repo_interp.positions.layouts import GateSource
 from repo_interp.positions.logits import PositionLogits, exact, full_precision, grouped_product
 from repo_interp.positions.piecewise import relu_network
-
-GateSource = Literal["keys", "separate_keys", "values", "open"]
-"""What a query is held against to decide which tokens it counts; "open": it counts all."""
 
 
 def gates(

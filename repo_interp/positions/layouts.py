@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import re
 from fractions import Fraction
+from typing import Literal
 
 from repo_interp.installed_points import installed_points
 
@@ -41,6 +42,16 @@ SCHEMES: dict[str, str] = {
 }
 """Every scheme of ours that a layer can have, with what it is."""
 
+PARAMETERS: dict[str, tuple[str, ...]] = {
+    "repo": ("gate_map", "content_map", "final_map"),
+    "continuous": ("dynamic_map",),
+    "multihead_continuous": ("dynamic_map",),
+    "kerple": ("log_rate", "log_scale"),
+    "fire": ("curvature", "hidden", "output", "threshold_factor"),
+    **dict.fromkeys(("cope", "cope_alibi", "cope_mlp", "cope_rope"), ("position_map", "gate_projection")),
+}
+"""The modules and parameters in which schemes keep what they learn in a layer, as checkpoints name them under `self_attn`."""
+
 LEARNED = ("repo", "continuous", "multihead_continuous")
 """Schemes that learn positions from the hidden state."""
 
@@ -52,6 +63,9 @@ ROTATED_BY_INDEX = ("rope", "rope_high", "hope", "hope_ab1", "hope_ab2", "hope_a
 
 FIXED = tuple(scheme for scheme in SCHEMES if scheme not in (*LEARNED, *CONTEXTUAL))
 """Schemes of ours whose positions are the token index, or none, whatever the text."""
+
+GateSource = Literal["keys", "separate_keys", "values", "open"]
+"""What a query of CoPE is held against to decide which tokens it counts; "open": it counts all."""
 
 NO_ATTENTION = "-"
 """Stands for a layer without attention, in a hybrid: it has no scheme, whatever the layout."""

@@ -10,7 +10,7 @@ import sys
 from graphlib import TopologicalSorter
 
 import pytest
-from places import PACKAGE
+from places import OFFICIAL, PACKAGE
 from places import ROOT as repository
 
 ROOT = PACKAGE
@@ -132,11 +132,12 @@ def test_a_floor_loads_nothing_above_or_beside_it():
 
 
 HEAVY = ("torch", "transformers", "transformer_lens", "matplotlib", "plotly", "xarray", "numpy", "rich", "scipy")
+NO_MODEL = ("torch", "transformers", "transformer_lens", "matplotlib", "plotly", "xarray", "scipy")
 HELP = """
-import contextlib, io, sys
+import contextlib, io, json, sys
 import repo_interp
 from repo_interp.cli import main
-for words in (["--help"], ["analyze", "--help"], ["inspect", "--help"], ["train", "--help"], ["--version"]):
+for words in json.loads(sys.argv.pop(1)):
     with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as said:
         main(words)
     assert said.getvalue()
@@ -146,8 +147,33 @@ assert not wrong, wrong
 
 
 def test_importing_the_package_and_asking_for_help_is_light():
-    done = subprocess.run([sys.executable, "-c", HELP, *HEAVY], capture_output=True, text=True)
+    asked = [["--help"], ["analyze", "--help"], ["inspect", "--help"], ["train", "--help"], ["--version"]]
+    done = subprocess.run([sys.executable, "-c", HELP, json.dumps(asked), *HEAVY], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_checkpoint_is_inspected_without_torch_and_transformers():
+    asked = [["inspect", "niah/repo"], ["inspect", str(OFFICIAL / "repo_mha")]]
+    done = subprocess.run([sys.executable, "-c", HELP, json.dumps(asked), *NO_MODEL], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_source_of_transformers_is_read_as_its_modules_run():
+    from transformers.activations import ACT2FN
+    from transformers.configuration_utils import ALLOWED_LAYER_TYPES
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    from repo_interp.models import transformers_source as source
+
+    assert source.decoders() == dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    assert set(source.activations()) == set(ACT2FN) and source.layer_types() == tuple(ALLOWED_LAYER_TYPES)
+    assert set(source.rope_types()) == set(ROPE_INIT_FUNCTIONS)
+    for family in ("llama", "gemma3_text", "gpt2", "mixtral", "gpt-sw3"):
+        config, stated = CONFIG_MAPPING[family](), source.class_defaults(family)
+        named = {name: stated.get("attribute_map", {}).get(name, name) for name in ("hidden_size", "num_attention_heads")}
+        assert {name: stated[own] for name, own in named.items()} == {name: getattr(config, name) for name in named}
 
 
 def test_every_public_name_can_be_had_and_is_listed():

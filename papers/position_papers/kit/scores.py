@@ -27,8 +27,8 @@ from position_papers.training.trained import Recorded, configured_task, on_texts
 from repo_interp.errors import InputError
 from repo_interp.experiments.task_scores import task_scores
 from repo_interp.models.checkpoints import load_model
-from repo_interp.models.configuration import tokens_of
 from repo_interp.models.interventions.extension import extended
+from repo_interp.models.stated import tokens_of
 from repo_interp.positions.layouts import format_layout, parse_layout
 from repo_interp.tasks import Task
 from repo_interp.values import Count, Seed

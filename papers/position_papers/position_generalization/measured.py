@@ -28,8 +28,8 @@ from repo_interp.measures.maps import Maps
 from repo_interp.measures.rotation import Rotation
 from repo_interp.measures.statistics import Measure
 from repo_interp.measures.three_axis import ThreeAxis
-from repo_interp.models.configuration import tokens_of
 from repo_interp.models.load import load, load_fresh
+from repo_interp.models.stated import tokens_of
 from repo_interp.tasks import Prompt, Task, digest, make_task
 from repo_interp.values import Count, CountOrNone, Seed
 

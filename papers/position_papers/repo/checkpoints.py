@@ -10,7 +10,8 @@ from position_papers.kit.scale import Scale
 from position_papers.kit.subjects import VARIANT, Subject
 from position_papers.training.trained import trained_configuration
 from repo_interp.models.architectures import training_length
-from repo_interp.models.configuration import Checkpoint, identify, identify_base
+from repo_interp.models.configuration import configured, identify
+from repo_interp.models.stated import Checkpoint, described_base
 from repo_interp.tasks import Prompt, niah
 from repo_interp.tasks.reversal import SIZES, Reversal, reversal_prompts
 
@@ -49,7 +50,7 @@ def longest_trained(subject: Subject) -> int:
 
 def _base(subject: Subject) -> Checkpoint | None:
     known = identify(subject.path)
-    return None if known.base is None else identify_base(known.directory, known.base)
+    return None if known.base is None else described_base(known.directory, known.base, configured)
 
 
 def needles_of(subject: Subject) -> str:

@@ -56,7 +56,7 @@ def test_nothing_is_left_out():
     from repo_interp.entry_points import COMMANDS, names
     from repo_interp.experiments.catalogue import experiment_names
     from repo_interp.measures.catalogue import measure_names
-    from repo_interp.models.schemes import SchemeOptions
+    from repo_interp.models.options import SchemeOptions
     from repo_interp.positions.layouts import SCHEMES
     from repo_interp.tasks import task_names
 

@@ -29,7 +29,7 @@ from repo_interp.models.checkpoints import load_model, load_tokenizer, save, ske
 from repo_interp.models.configuration import identify
 from repo_interp.models.fields import Base
 from repo_interp.models.reposition import layout, reposition
-from repo_interp.models.weights import ADAPTER
+from repo_interp.models.stored import ADAPTER
 from repo_interp.shipped import shipped_names, zoo_names, zoo_path
 from repo_interp.tasks import make_task
 

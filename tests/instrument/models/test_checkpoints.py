@@ -19,8 +19,8 @@ from repo_interp.analysis.notes import RoundedPositions
 from repo_interp.cli import main
 from repo_interp.errors import Note
 from repo_interp.models.configuration import identify
+from repo_interp.models.options import options_of
 from repo_interp.models.reposition import scheme_modules
-from repo_interp.models.schemes import options_of
 from repo_interp.shipped import shipped_names
 from repo_interp.tasks.prompt import Prompt
 
@@ -116,7 +116,8 @@ def test_numbers_of_the_rotation_that_transformers_gives_are_named(family, keys,
     assert kept == str(warned[0].message).replace(str(file), "config.json")  # a run names no path
     capsys.readouterr()
     assert main(["inspect", str(tmp_path)]) == 0
-    assert capsys.readouterr().err == f"repo-interp inspect: {warned[0].message}\n"
+    by_type = "sliding_attention" in said  # the defaults of a class for types of layers are known where it is imported
+    assert capsys.readouterr().err == ("" if by_type else f"repo-interp inspect: {warned[0].message}\n")
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import repo_interp as ri
 from repo_interp.cli import main
 from repo_interp.models import fetched
-from repo_interp.models.gguf import converted
-from repo_interp.models.gguf_metadata import configuration
+from repo_interp.models.gguf import _with_factors, converted
+from repo_interp.models.gguf_header import Header
+from repo_interp.models.gguf_metadata import keys_of
 
 gguf = pytest.importorskip("gguf")
 
@@ -298,7 +299,8 @@ def test_the_released_llamas_3_have_the_rule_of_their_configurations(head, large
     widths = {"attention__key_length": head, "rope__dimension_count": head, "rope__freq_base": 500000.0}
     metadata = {"general.architecture": "llama"} | metadata_of(**widths)
     factors = factors_of_llama_3(500000.0, largest, 8192, head)
-    assert configuration(metadata, {}, factors, "a file").rope_parameters == {
+    config = AutoConfig.for_model(**keys_of(Header(Path("a file"), metadata, {})))
+    assert _with_factors(config, factors, "a file").rope_parameters == {
         "rope_type": "llama3",
         "rope_theta": 500000.0,
         "factor": largest,

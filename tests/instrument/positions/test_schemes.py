@@ -121,8 +121,9 @@ def test_one_map_for_all_layers_is_one_module():
 
 
 def test_hope_chooses_by_the_frequencies_of_training_then_scales():
+    from repo_interp.models.options import scheme_options
     from repo_interp.models.rotation import Prober
-    from repo_interp.models.schemes import SchemeBuilder, scheme_options
+    from repo_interp.models.schemes import SchemeBuilder
 
     model = tiny("llama")
     model.config.rope_parameters = {

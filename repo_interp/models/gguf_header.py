@@ -1,0 +1,171 @@
+"""The header of a GGUF file: its metadata, and where it has each tensor. Loads no torch; values are read when they are asked for.
+
+    "GGUF" version tensors pairs | key type value ... | name axes kind offset ... | padding | values of tensors, in order, without gaps
+
+Texts are skipped by their lengths: a list of them, as long as the vocabulary, is kept as a range of its length. Everything is checked
+against the end of the file before it is followed. Needs the package `gguf` (the extra `[gguf]`), for the kinds of blocks.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from repo_interp.errors import InputError, one_line
+
+SUFFIX = ".gguf"
+FACTORS = "rope_freqs.weight"
+"""The tensor that divides the frequency of every rotary pair; it belongs to the rotation, not to the weights."""
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_NUMBERS = "BbHhIif?..Qqd"
+"""`struct`'s letter of each type of values, by its number; 8 is a text, 9 a list."""
+_TEXT, _LIST = 8, 9
+_MOST_AXES = 4
+_LONGEST = 1 << 16
+"""Items of a list of numbers that are kept."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Where a tensor is stored."""
+
+    shape: tuple[int, ...]
+    kind: int
+    """Of its blocks (`gguf.GGMLQuantizationType`)."""
+    offset: int
+    """Its first byte in the file."""
+    size: int
+    """Bytes."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What stands before the values in a GGUF file."""
+
+    file: Path
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of all tensors."""
+        return {name: tensor.shape for name, tensor in self.tensors.items()}
+
+    def values(self, name: str) -> np.ndarray:
+        """The values of a tensor, dequantised, in float32."""
+        from gguf import GGMLQuantizationType, dequantize
+        from gguf.quants import quant_shape_to_byte_shape
+
+        tensor = self.tensors[name]
+        kind = GGMLQuantizationType(tensor.kind)
+        stored = np.memmap(self.file, np.uint8, "r", tensor.offset, (tensor.size,))
+        return np.array(dequantize(stored.reshape(quant_shape_to_byte_shape(tensor.shape, kind)), kind), np.float32)
+
+
+def header_of(file: Path) -> Header:
+    """The header of a GGUF file. Raises InputError for one that is none, ends too early, or whose tensors overlap."""
+    if find_spec("gguf") is None:
+        raise InputError(f"{file} is a GGUF file; to read it install the package gguf: pip install 'repo-interp[gguf]'")
+    require_magic(file)
+    try:
+        return _read(file)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{file} cannot be read as GGUF: {one_line(error, 200)}") from None
+
+
+def require_magic(file: Path) -> None:
+    """Raise InputError for a file that does not begin as GGUF files do."""
+    with file.open("rb") as stream:
+        if stream.read(len(_MAGIC)) != _MAGIC:
+            raise InputError(f"{file} does not begin as a GGUF file does; wanted one that llama.cpp or a model hub gives")
+
+
+class _Reader:
+    """Reads values one after the other, up to the end of the file."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self.data, self.place = file, np.memmap(file, np.uint8, "r"), len(_MAGIC)
+
+    def taken(self, size: int) -> memoryview:
+        """The next `size` bytes."""
+        if size > len(self.data) - self.place:
+            raise InputError(f"{self._file} cannot be read as GGUF: it ends before all that its header announces")
+        self.place += size
+        return memoryview(self.data)[self.place - size : self.place]  # pyright: ignore[reportArgumentType]
+
+    def number(self, letter: str) -> Any:
+        return struct.unpack(f"<{letter}", self.taken(struct.calcsize(f"<{letter}")))[0]
+
+    def text(self) -> str:
+        return bytes(self.taken(self.number("Q"))).decode()
+
+    def value(self, kind: int) -> Any:
+        """A value of this type: a number, a text or a list; of a long list, or one of texts, a range of its length."""
+        if kind == _TEXT:
+            return self.text()
+        if kind != _LIST:
+            return self.number(_NUMBERS[kind])
+        of, count = self.number("I"), self.number("Q")
+        if of == _LIST:
+            raise ValueError("a list of lists")
+        if of == _TEXT:
+            for _ in range(count):  # a false count ends at the end of the file: each text takes 8 bytes or more
+                self.taken(self.number("Q"))
+            return range(count)
+        letter = _NUMBERS[of]
+        stored = self.taken(count * struct.calcsize(f"<{letter}"))
+        return list(struct.unpack(f"<{count}{letter}", stored)) if count <= _LONGEST else range(count)
+
+
+def _read(file: Path) -> Header:
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    reader = _Reader(file)
+    version = reader.number("I")
+    if version not in _VERSIONS:
+        raise ValueError(f"version {version}; wanted {' or '.join(map(str, _VERSIONS))}, little-endian")
+    tensors, pairs = reader.number("Q"), reader.number("Q")
+    metadata: dict[str, Any] = {}
+    for _ in range(pairs):
+        key = reader.text()
+        if key in metadata:
+            raise ValueError(f"the key {one_line(key, 100)} stands twice")
+        metadata[key] = reader.value(reader.number("I"))
+    infos = []
+    for _ in range(tensors):
+        name, axes = reader.text(), reader.number("I")
+        if axes > _MOST_AXES:
+            raise ValueError(f"{one_line(name, 100)} has {axes} axes")
+        shape = tuple(reader.number("Q") for _ in range(axes))
+        infos.append((name, shape[::-1], reader.number("I"), reader.number("Q")))
+    alignment = metadata.get("general.alignment", 32)
+    if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+        raise ValueError(f"general.alignment is {one_line(repr(alignment), 40)}; wanted a power of two")
+    begin = first = -(-reader.place // alignment) * alignment
+    found: dict[str, Tensor] = {}
+    for name, shape, kind, offset in infos:
+        if name in found:
+            raise ValueError(f"the tensor {one_line(name, 100)} stands twice")
+        if first + offset != begin:  # as llama.cpp has it: else two tensors could have the same values
+            raise InputError(
+                f"{file}: {one_line(name, 100)} begins at byte {first + offset:,}; the tensor before it ends at {begin:,}"
+            )
+        in_block, bytes_of_block = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+        if not shape or shape[-1] % in_block:
+            raise ValueError(f"{one_line(name, 100)} has shape {list(shape)}, and blocks of {in_block}")
+        size = math.prod(shape) // in_block * bytes_of_block
+        if begin + size > len(reader.data):
+            raise InputError(f"{file} cannot be read as GGUF: it ends before all that its header announces")
+        found[name] = Tensor(shape, kind, begin, size)
+        begin += -(-size // alignment) * alignment
+    return Header(file, metadata, found)

@@ -1,0 +1,72 @@
+"""Choices within position schemes: one record for all layers of a model, and which schemes each choice changes.
+
+Part of a checkpoint's configuration (`position_layout`). Loads no torch: `schemes` builds what is chosen here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from repo_interp.errors import InputError
+from repo_interp.positions.layouts import CONTEXTUAL, SCHEMES, GateSource
+from repo_interp.values import PositiveOrZero, TokensOrNone, check_fields
+
+_USED_BY: dict[str, tuple[str, ...]] = {
+    "assignment": ("repo", "multihead_continuous"),
+    "gates": CONTEXTUAL,
+    "map": CONTEXTUAL,
+    "p_max": ("cope", "cope_rope"),
+    "training_length": ("learned", "fire", "cope", "cope_rope", "rope_high", "hope", "hope_ab1", "hope_ab2", "hope_ab3"),
+}
+"""Which schemes an option changes. `scheme_deviation` is part of every training's record, whatever the scheme, so it is not among these."""
+
+Assignment = Literal["kv_head", "head", "layer"]
+"""What has a row of learned positions of its own: each key-value head, each head, or the layer as a whole."""
+
+
+@dataclass(frozen=True)
+class SchemeOptions:
+    """Choices within schemes, the same for all layers of a model; part of its configuration."""
+
+    assignment: Assignment = "kv_head"
+    gates: GateSource = "keys"
+    """What CoPE's gates are made from."""
+    map: Literal["layer", "model"] = "layer"
+    """What has a map from CoPE's positions of its own: each layer, or the model as a whole."""
+    p_max: TokensOrNone = 0
+    """Whole positions of CoPE's map; 0: the training length."""
+    scheme_deviation: PositiveOrZero = 0.0
+    """Standard deviation of what the schemes learn, as it is drawn; 0: the configuration's initializer_range."""
+    training_length: TokensOrNone = 0
+    """L of HoPE, of FIRE's threshold and of the learned table, in tokens; 0: the configuration's."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def scheme_options(stated: Mapping[str, Any]) -> SchemeOptions:
+    """Options by name. Raises InputError for a name that is none."""
+    known = [field.name for field in dataclasses.fields(SchemeOptions)]
+    unknown = sorted(set(stated) - set(known))
+    if unknown:
+        raise InputError(f"schemes have no option {unknown[0]!r}; they have {', '.join(known)}")
+    return SchemeOptions(**stated)
+
+
+def options_of(schemes: Collection[str]) -> tuple[str, ...]:
+    """The options that change something in a layout of `schemes`; all, where one of them is another package's."""
+    if not set(schemes) <= set(SCHEMES):
+        return tuple(_USED_BY)
+    return tuple(name for name, used_by in _USED_BY.items() if set(schemes) & set(used_by))
+
+
+def require_useful(schemes: Collection[str], options: SchemeOptions) -> None:
+    """Raise InputError for an option that was set and changes nothing in a layout of `schemes`, naming those that do."""
+    useful = options_of(schemes)
+    for name in _USED_BY:
+        if name not in useful and getattr(options, name) != getattr(SchemeOptions(), name):
+            named = ", ".join(dict.fromkeys(schemes))
+            raise InputError(f"{name} changes nothing in {named}, which has {', '.join(useful) or 'no options'}; leave it out")

@@ -1,0 +1,111 @@
+"""Where the weights of a checkpoint are stored, known from the headers of its safetensors files alone.
+
+Which files are read is decided as Hugging Face does: `model.safetensors` before `model.safetensors.index.json`. Loads no torch and reads no
+values; `weights` does. Knows nothing about layouts and configurations.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
+from safetensors import SafetensorError, safe_open
+
+from repo_interp.errors import InputError
+from repo_interp.files import regular
+from repo_interp.records import modelled, read_json
+from repo_interp.values import shortened
+
+BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+"""Of a number, by the types of weights that are read."""
+ADAPTER = "adapter_model.safetensors"
+"""The file of an adapter, which stands in place of whole weights (see `models.adapters`)."""
+
+
+def _beside(name: str) -> str:
+    if os.path.basename(name) != name or not name.endswith(".safetensors") or len(name) > 255 or not name.isprintable():
+        raise ValueError(f"{shortened(repr(name))} is no safetensors file that stands beside it")
+    return name
+
+
+class _Index(BaseModel):
+    """model.safetensors.index.json."""
+
+    model_config = ConfigDict(strict=True)
+    weight_map: dict[str, Annotated[str, AfterValidator(_beside)]]
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """Where a weight is stored, known from the header of its file."""
+
+    key: str
+    """Its name in the file."""
+    file: Path
+    offset: int
+    """Its first byte in the file."""
+    shape: tuple[int, ...]
+    stored_as: str
+    """One of `BYTES`."""
+
+
+def file_key(name: str) -> str:
+    """A parameter's name in the file: the released format has what a scheme learns directly under self_attn."""
+    return name.replace(".self_attn.assigner.", ".self_attn.").replace(".self_attn.position_logits.", ".self_attn.")
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of a checkpoint directory, all present. Raises InputError naming what is missing."""
+    whole, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    files = _files_of_index(index) if index.is_file() and not whole.is_file() else [whole]
+    if files == [whole] and not whole.is_file() and (directory / ADAPTER).is_file():
+        files = [directory / ADAPTER]
+    for file in files:
+        if not file.is_file():
+            raise InputError(f"{directory} has no {file.name}; weights are read from safetensors only")
+    return files
+
+
+def _files_of_index(index: Path) -> list[Path]:
+    named = modelled(read_json(index, "the index that save_pretrained writes"), _Index, str(index)).weight_map
+    return sorted(index.parent / name for name in set(named.values()))
+
+
+def stored_weights(directory: Path) -> Iterator[StoredWeight]:
+    """Every weight that the files of a checkpoint hold. Raises InputError for files that cannot be read, and for other than numbers."""
+    for file in weight_files(directory):
+        try:
+            with safe_open(regular(file), "np") as weights:  # checks that header and file fit together
+                with file.open("rb") as stream:
+                    offset = 8 + int.from_bytes(stream.read(8), "little")
+                for key in weights.offset_keys():
+                    part = weights.get_slice(key)
+                    shape, stored = tuple(part.get_shape()), part.get_dtype()
+                    if stored not in BYTES:
+                        raise InputError(
+                            f"{file}: {key} is stored as {stored}; wanted floating point, one of {', '.join(BYTES)}: "
+                            "convert or dequantise the checkpoint"
+                        )
+                    yield StoredWeight(key, file, offset, shape, stored)
+                    offset += math.prod(shape) * BYTES[stored]
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{file} cannot be read as safetensors: {' '.join(str(error).split())[:300]}") from None
+
+
+def is_whole(directory: Path) -> bool:
+    """Whether a converted checkpoint in `directory` still has its configuration and all weights, as far as their headers say."""
+    try:
+        return (directory / "config.json").is_file() and sum(1 for _ in stored_weights(directory)) > 0
+    except InputError:
+        return False
+
+
+def cache_directory() -> Path:
+    """Where converted and fetched checkpoints are kept: $REPO_INTERP_CACHE, else repo_interp in the user's cache directory."""
+    chosen = os.environ.get("REPO_INTERP_CACHE")
+    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repo_interp"
