@@ -22,7 +22,7 @@ from jaxtyping import Float
 from transformers import PretrainedConfig, PreTrainedModel
 
 from repo_interp.errors import InputError
-from repo_interp.experiments.experiment import Experiment, Plan, Progress
+from repo_interp.experiments.experiment import Experiment, Plan, Progress, with_attention
 from repo_interp.experiments.head_names import RULES, joined, name_heads, null_of
 from repo_interp.experiments.head_scores import SCORES, head_scores, repeated_tokens
 from repo_interp.models.load import fresh_twin
@@ -105,7 +105,7 @@ def atlas(
     for twin, largest in enumerate(computed.values()):
         nulls[:, twin] = [largest[rule.name] for rule in RULES]
     attributes = {"twins": asked.twins, "repeated_tokens": asked.half, "prompts": len(asked.prompts)}
-    return _labelled(scores, nulls, schemes, asked).assign_attrs(attributes)
+    return with_attention(_labelled(scores, nulls, schemes, asked), model).assign_attrs(attributes)
 
 
 def _labelled(

@@ -16,8 +16,7 @@ from repo_interp.experiments.experiment import Experiment, Plan
 from repo_interp.experiments.prompt_sets import scoring_of
 from repo_interp.models.bridge import model_of
 from repo_interp.models.provenance import length_trained
-from repo_interp.models.reposition import attentions, layout
-from repo_interp.positions.layouts import NO_ATTENTION
+from repo_interp.models.reposition import attentions
 from repo_interp.tasks import Prompt, Task
 
 
@@ -55,12 +54,6 @@ def planned(
             raise InputError(f"the experiment {each.__name__} is a class; make one, {each.__name__}(), or give its name")
         if not isinstance(each, str | Experiment | Plan):
             raise InputError(f"{one_line(repr(each), 160)} is no experiment; wanted names, or objects like an Experiment")
-    without = [number for number, scheme in enumerate(layout(bridge)) if scheme == NO_ATTENTION]
-    if without:
-        raise InputError(
-            f"experiments take models whose layers all have attention; layer {without[0]} of this one has none. Measures take it: leave "
-            "experiments out"
-        )
     vocabulary = int(next(attentions(bridge)).config.vocab_size)
     if task is not None and task.vocabulary_size > vocabulary:
         raise InputError(

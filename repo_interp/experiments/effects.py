@@ -29,11 +29,11 @@ from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
 from repo_interp.experiments.attribution import SCREENINGS
-from repo_interp.experiments.experiment import PATH_TOKENS, Experiment, Plan, Progress, require_targets
+from repo_interp.experiments.experiment import PATH_TOKENS, Experiment, Plan, Progress, require_targets, with_attention
 from repo_interp.experiments.position_changes import PositionChange, Strength, default_kinds, require_kinds
 from repo_interp.experiments.readings import READINGS, Heads, Measurement
 from repo_interp.models.interventions.replacing import heads_with_positions
-from repo_interp.models.reposition import attentions, layout
+from repo_interp.models.reposition import attentions, blocks, layout
 from repo_interp.run import with_schemes
 from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt
@@ -79,7 +79,7 @@ def effects(
             single = [[head] for head in confirmed[kind] if head[0] == layer]
             jobs[kind, str(layer)] = [*single, [head for head in heads if head[0] == layer]]
     found = measurement.read(jobs)
-    size = (len(list(attentions(model))), next(attentions(model)).config.num_attention_heads)
+    size = (len(blocks(model)), next(attentions(model)).config.num_attention_heads)
     shape = (len(kinds), *size, len(READINGS), len(prompts))
     by_head, by_layer = np.full(shape, np.nan), np.full((*shape[:2], *shape[3:]), np.nan)
     for (kind, layer), sets in jobs.items():
@@ -100,7 +100,7 @@ def effects(
     estimates = np.stack([screened[kind] for kind in kinds])
     group = _labelled(scoring, kinds, clean, by_head, by_layer, by_set, in_set, estimates)
     group = group.assign_attrs(task=scoring.name, prompts=len(prompts), set_heads=len(chosen[kinds[0]][0]))
-    return with_schemes(group, layout(model))
+    return with_schemes(with_attention(group, model), layout(model))
 
 
 def require_effects(
@@ -134,7 +134,7 @@ def whole_passes(model: PreTrainedModel, kinds: int, top: int, draws: int) -> in
     share (L - l) / L for each layer and each head that is measured.
     """
     heads = heads_with_positions(model)
-    count = len(list(attentions(model)))
+    count = len(blocks(model))
     share = {layer: (count - layer) / count for layer, _ in heads}
     measured = _confirmed(len(heads), top)
     mean = sum(share[layer] for layer, _ in heads) / len(heads)

@@ -14,9 +14,11 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import xarray as xr
+from torch import nn
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
+from repo_interp.models.reposition import attentions
 from repo_interp.store import Progress, Store
 from repo_interp.tasks import Prompt
 from repo_interp.tasks.task import Scoring
@@ -57,6 +59,11 @@ class Experiment(ABC):
     @abstractmethod
     def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
         """What it will do. Raises InputError where it cannot."""
+
+
+def with_attention(group: xr.Dataset, model: nn.Module) -> xr.Dataset:
+    """`group`, whose axis `layer` counts all layers of `model`, without the layers that have no attention."""
+    return group.sel(layer=[attention.layer_idx for attention in attentions(model)])
 
 
 def require_targets(experiment: str, scoring: Scoring, prompts: Sequence[Prompt]) -> None:

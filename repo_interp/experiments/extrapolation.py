@@ -44,7 +44,7 @@ from repo_interp.experiments.responses import forced_responses
 from repo_interp.models.capture import decode
 from repo_interp.models.interventions.extension import GLOBAL_TOKENS, METHODS, Method, allowed_methods, extended
 from repo_interp.models.outputs import attention_outputs, layer_tensors, outputs_over_windows
-from repo_interp.models.reposition import attentions, layout, longest_prompt
+from repo_interp.models.reposition import attentions, attentions_of, layout, longest_prompt
 from repo_interp.run import with_schemes
 from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt
@@ -208,9 +208,7 @@ def output_traces(
     `reference`: prompts, cut to the training length. `queries`: how many tokens of `longer`, evenly spaced beyond the training
     length. Raises InputError for a prompt that is not longer, and an unknown layer.
     """
-    count = len(list(attentions(model)))
-    if not 0 <= layer < count:
-        raise InputError(f"layer {layer} was asked for; the model's are 0 to {count - 1}")
+    attentions_of(model, [layer])
     tokens = len(longer.tokens)
     if tokens <= training_length:
         raise InputError(f"a prompt longer than {training_length} tokens, the training length, was wanted; got {tokens}")
@@ -299,9 +297,8 @@ class Extrapolation(Experiment):
                 if wrong[0] in METHODS
                 else f"methods of extrapolation are {', '.join(METHODS)}, not {wrong[0]!r}"
             )
-        methods, layers = self.methods or allowed, len(list(attentions(model)))
-        if not -1 <= self.traced_layer < layers:
-            raise InputError(f"layer {self.traced_layer} was asked for; the model's are 0 to {layers - 1}")
+        methods, layers = self.methods or allowed, [attention.layer_idx for attention in attentions(model)]
+        attentions_of(model, [] if self.traced_layer == -1 else [self.traced_layer])
         judge, by_length = prompts_by_length(scoring, prompts, training_length, self.lengths, self.sequences, self.seed)
         first, last = min(by_length), max(by_length)
         half = [len(prompt.tokens) for some in by_length.values() for prompt in some[1::2]]
@@ -315,7 +312,7 @@ class Extrapolation(Experiment):
             )
             groups = {self.name: divergences}
             if traced:
-                layer = layers // 2 if self.traced_layer < 0 else self.traced_layer
+                layer = layers[len(layers) // 2] if self.traced_layer < 0 else self.traced_layer
                 longer = max(by_length[last], key=lambda prompt: len(prompt.tokens))
                 step = max(1, first // 8)
                 shorter = [prompt for prompt in by_length[first] if len(prompt.tokens) == first]

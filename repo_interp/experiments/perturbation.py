@@ -45,7 +45,7 @@ from repo_interp.experiments.experiment import Experiment, Plan, Progress, requi
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.models.interventions import Shift, exchanged_keys, moved_keys
 from repo_interp.models.interventions.keys import has_keys_to_move
-from repo_interp.models.reposition import attentions
+from repo_interp.models.reposition import attentions, attentions_of
 from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt, Response
 from repo_interp.tasks.task import Scoring
@@ -99,7 +99,7 @@ def perturbation(
     """
     shares = sorted({0.0, *gammas})
     require_grid(model, prompts, kinds, shares, l_maxes, layers, offset_unit)
-    chosen = tuple(range(len(list(attentions(model)))) if layers is None else sorted(set(layers)))
+    chosen = tuple(sorted({attention.layer_idx for attention in attentions(model)} if layers is None else set(layers)))
     plain = forced_responses(model, scoring, prompts, batch_size) if undisturbed is None else undisturbed
     of_plain = Answers(list(prompts), list(plain), [np.zeros(1)], [0.0]).summary(scoring)
     shape = (len(kinds), len(shares), len(l_maxes))
@@ -282,15 +282,11 @@ def require_grid(
         raise InputError(f"gamma is a share from 0 to 1, not {next(gamma for gamma in gammas if not 0 <= gamma <= 1)}")
     if not l_maxes or min(l_maxes) < 1:
         raise InputError("l_max is a distance of at least 1 token; give one or more")
-    count = len(list(attentions(model)))
-    absent = [layer for layer in layers or () if not 0 <= layer < count]
-    if absent:
-        raise InputError(f"layer {absent[0]} was asked for; the model's are 0 to {count - 1}")
+    of_layers = attentions_of(model, layers or ())
     moving = [kind for kind in kinds if kind in ("position_offset", "feature_placement")]
-    chosen = [attention for attention in attentions(model) if attention.layer_idx in (layers or ())]
-    if moving and chosen and not any(map(has_keys_to_move, chosen)):
-        learned = " (a learned table acts in layer 0)" if any(attention.scheme == "learned" for attention in chosen) else ""
-        named = f"layer{'s' if len(chosen) > 1 else ''} {', '.join(str(attention.layer_idx) for attention in chosen)}"
+    if moving and of_layers and not any(map(has_keys_to_move, of_layers)):
+        learned = " (a learned table acts in layer 0)" if any(attention.scheme == "learned" for attention in of_layers) else ""
+        named = f"layer{'s' if len(of_layers) > 1 else ''} {', '.join(str(attention.layer_idx) for attention in of_layers)}"
         raise InputError(
             f"{moving[0]} moves the positions of keys, and there are none in {named}{learned}; name other layers, or leave the kind out"
         )

@@ -38,7 +38,7 @@ from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
 from repo_interp.experiments.attribution import frozen_weights
-from repo_interp.experiments.experiment import PATH_TOKENS, Experiment, Plan, Progress, require_targets
+from repo_interp.experiments.experiment import PATH_TOKENS, Experiment, Plan, Progress, require_targets, with_attention
 from repo_interp.experiments.responses import target_logits, to_question
 from repo_interp.measures.labels import described
 from repo_interp.models.attention import RepositionedAttention
@@ -105,7 +105,8 @@ def saliency(
             kept[number, places, :, : len(prompts[number].tokens)] = values[name]
         for name, kept in by_prompt.items():
             kept[number] = values[name]
-    return with_schemes(_labelled(by_token, by_prompt).merge(_described_tokens(prompts, scoring)), names).assign_attrs(
+    labelled = with_attention(_labelled(by_token, by_prompt), model)
+    return with_schemes(labelled.merge(_described_tokens(prompts, scoring)), names).assign_attrs(
         task=scoring.name, baseline=baseline, steps=steps
     )
 

@@ -112,6 +112,11 @@ class _GivenDecoder(nn.Module):
         super().__init__()
         self.hidden = hidden
 
+    @property
+    def decoder(self) -> _GivenDecoder:
+        """Itself, for a family whose model has its decoder inside (OPT)."""
+        return self
+
     def forward(self, *arguments: Any, **keywords: Any) -> _GivenStates:
         """The known states."""
         return _GivenStates(self.hidden)

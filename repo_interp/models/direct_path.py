@@ -1,12 +1,15 @@
 """What a head writes straight into a logit: the direct path of Elhage et al. (2021), with every norm taken as the factor that it was.
 
-    c_h(i, t) = sum_{j in S} A^h_ij v_j W_O^h . g (u_t - mean_t' u_t') s_i          S: the tokens that the head moves something from
+    c_h(i, t) = sum_{j in S} A^h_ij v_j G_i W_O^h . r N_i (u_t - mean_t' u_t') s        S: the tokens that the head moves something from
 
-u_t is token t's row of the unembedding, without the mean of all rows, which no softmax sees; g and s_i are the final norm's gain and its
-factor at row i in the pass (RMS norms are linear but for it). Families that norm the output of attention (OLMo-2, OLMo-3, Gemma 2 and 3)
-have a second gain and factor between. A soft cap on the logits is left out. Later layers that read what the head writes are no part of it.
+u_t is token t's row of the unembedding, without the mean of all rows, which no softmax sees; s the factor of the logits. N_i is the final
+norm, linear but for its factor at row i (a layer norm subtracts a mean besides); where attention's output is normed before it is added to
+the residual stream (OLMo-2, Gemma 3, GLM-4), that norm stands before it. r is what the output is multiplied by when it is added (Granite),
+G_i a gate between the heads and W_O (Qwen3-Next). A soft cap on the logits is left out. Later layers that read what the head writes are no
+part of it.
 
-Knows nothing about which rows, tokens and sources are of interest.
+Which norms and factors a family has is measured on a short pass, not listed: `_added` looks for the place where a layer's input and what
+its attention wrote are added. Knows nothing about which rows, tokens and sources are of interest.
 """
 
 from __future__ import annotations
@@ -21,22 +24,36 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from repo_interp.errors import InputError
+from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.bridge import model_of
+from repo_interp.models.capture import decode, next_token_logits
 from repo_interp.models.outputs import attention_values
 from repo_interp.models.reposition import attentions, blocks, decoder_of
 
-NORMS_OUTPUT = ("olmo2", "olmo3", "gemma2", "gemma3_text")
-"""Families whose `post_attention_layernorm` norms what attention gives; of the others it stands before the MLP."""
 LARGE = 1e4
 """What a norm is given to read its gain off: so large that its epsilon is nothing beside it."""
+SMALL = 1e-3
+"""What hidden states are multiplied by where a soft cap on the logits is not to show."""
+TOLERANCE = 1e-3
+"""Relative error up to which two tensors are the same."""
+ROUNDING = 1e-6
+"""Of a sum in float32, relative."""
+TOKENS = 8
+"""Of the pass that norms and factors are measured on."""
 
 
 @dataclass(frozen=True)
 class Norm:
-    """An RMS norm in one pass: norm(x) = gain * factor * x."""
+    """A norm in one pass: norm(x) = gain * factor * (x - mean of x, where it is `centred`) + a constant."""
 
     gain: Float[Tensor, "width"]
     factor: Float[Tensor, "token"]
+    centred: bool
+
+    def pulled_back(self, directions: Float[Tensor, "row width"], rows: Int[Tensor, "row"]) -> Float[Tensor, "row width"]:
+        """Directions before the norm that do what `directions` do behind it, at tokens `rows`."""
+        before = directions * self.gain * self.factor[rows, None]
+        return before - before.mean(-1, keepdim=True) if self.centred else before
 
 
 @dataclass
@@ -44,8 +61,12 @@ class DirectPath:
     """What the latest pass of one prompt left behind."""
 
     model: Any
+    factors: dict[int, float]
+    """What attention's output of each layer is multiplied by when it is added to the residual stream."""
+    logit_factor: float
     values: dict[int, Float[Tensor, "1 kv_head token d_head"]] = field(default_factory=dict)
     """Of each layer, until they are taken."""
+    gates: dict[int, Float[Tensor, "token width"]] = field(default_factory=dict)
     final: Norm | None = None
     after_attention: dict[int, Norm] = field(default_factory=dict)
 
@@ -59,47 +80,163 @@ class DirectPath:
         """What `moved`, sums of weighted values, add to the logit of `answers[r]` at token `rows[r]`, once the pass has ended."""
         assert self.final is not None
         unembedding = inner(self.model.get_output_embeddings()).weight
-        directions = (unembedding[answers] - unembedding.mean(0)).float()
-        for norm in (self.final, self.after_attention.get(layer)):
-            if norm is not None:
-                directions = directions * norm.gain * norm.factor[rows, None]
+        directions = self.final.pulled_back((unembedding[answers] - unembedding.mean(0)).float(), rows)
+        directions = directions * self.factors[layer] * self.logit_factor
+        if layer in self.after_attention:
+            directions = self.after_attention[layer].pulled_back(directions, rows)
         (attention,) = [one for one in attentions(self.model) if one.layer_idx == layer]
-        written = directions @ inner(attention.output_projection).weight.float()
-        return (written.unflatten(-1, (-1, attention.d_head)) * moved.float()).sum(-1)
+        projection = inner(attention.output_projection)
+        written = _pulled_through(projection, directions, self.gates[layer].shape[-1]) * self.gates[layer][rows]
+        return (written.unflatten(-1, (attention.heads, -1)) * moved.float()).sum(-1)
 
 
 @contextmanager
 def direct_path(model: nn.Module) -> Iterator[DirectPath]:
-    """While the context lasts, what the latest pass of one prompt leaves behind. `model`: repositioned, or a bridge."""
-    decoder = decoder_of(model)
-    if not hasattr(decoder, "norm"):
-        raise InputError(
-            f"a {model_of(model).config.model_type} has no final RMS norm, through which the direct path of a head could be followed; "
-            "leave the atlas out"
-        )
-    path = DirectPath(model_of(model))
+    """While the context lasts, what the latest pass of one prompt leaves behind. `model`: repositioned, or a bridge.
 
-    def remember_norm(store: Callable[[Norm], None]) -> Callable:
-        def hook(module: nn.Module, arguments: tuple, normed: Tensor) -> None:
-            (given, *_) = arguments
-            gain = inner(module).forward(torch.full_like(given[:1, :1], LARGE))[0, 0].float()  # no hook is called
-            straight = given[0].float() * gain
-            store(Norm(gain, (straight * normed[0].float()).sum(-1) / straight.square().sum(-1).clamp_min(1e-30)))
-
-        return hook
+    Raises InputError for a family whose last norm, or the place where attention's output is added, is not found.
+    """
+    final, added = _final_norm(model), _added(model)
+    path = DirectPath(model_of(model), {layer: factor for layer, (_, factor) in added.items()}, _logit_factor(model))
 
     def store_final(norm: Norm) -> None:
         path.final = norm
 
     with ExitStack() as hooks:
         hooks.enter_context(attention_values(model, path.values.__setitem__))
-        if path.model.config.model_type in NORMS_OUTPUT:
-            layers: Any = blocks(model)
-            for number, layer in enumerate(layers):
-                after = remember_norm(lambda norm, number=number: path.after_attention.__setitem__(number, norm))
-                hooks.callback(layer.post_attention_layernorm.register_forward_hook(after).remove)
-        hooks.callback(decoder.norm.register_forward_hook(remember_norm(store_final)).remove)
+        for attention in attentions(model):
+            after = added[attention.layer_idx][0]
+            if after is not None:
+                store = _remembering(lambda norm, layer=attention.layer_idx: path.after_attention.__setitem__(layer, norm))
+                hooks.callback(after.register_forward_hook(store).remove)
+            _remember_gate(attention, path.gates, hooks)
+        hooks.callback(final.register_forward_hook(_remembering(store_final)).remove)
         yield path
+
+
+def _remembering(store: Callable[[Norm], None]) -> Callable:
+    """A hook that hands on what a norm did in a pass."""
+
+    def hook(module: nn.Module, arguments: tuple, normed: Tensor) -> None:
+        given, norm = arguments[0][0].float(), inner(module).forward  # no hook is called
+        signs = torch.ones_like(arguments[0][:1, :1])
+        signs[..., 1::2] = -1  # without a mean; a width is even
+        up, down, flat = (norm(LARGE * probe)[0, 0].float() for probe in (signs, -signs, torch.ones_like(signs)))
+        constant, gain = (up + down) / 2, (up - down) / 2 * signs[0, 0].float()
+        centred = bool(((flat - constant).abs() < TOLERANCE * gain.abs().clamp_min(1e-6)).all())
+        straight = gain * (given - given.mean(-1, keepdim=True) if centred else given)
+        scaled = normed[0].float() - constant
+        factor = (straight * scaled).sum(-1) / straight.square().sum(-1).clamp_min(1e-30)
+        store(Norm(gain, factor, centred))
+
+    return hook
+
+
+def _remember_gate(attention: RepositionedAttention, gates: dict[int, Tensor], hooks: ExitStack) -> None:
+    """Keep what stands between the heads' outputs and their projection: 1 but where a family gates them."""
+    attended: list[Tensor] = []
+
+    def heads(module: nn.Module, arguments: tuple, output: Tensor) -> None:
+        attended[:] = [output[0].reshape(output.shape[1], -1)]
+
+    def projected(module: nn.Module, arguments: tuple) -> None:
+        (plain,), given = attended, arguments[0].reshape(-1, arguments[0].shape[-1])
+        gates[attention.layer_idx] = torch.where(plain == 0, 1.0, given / plain).float()
+
+    hooks.callback(attention.sites.attended.register_forward_hook(heads).remove)
+    hooks.callback(attention.output_projection.register_forward_pre_hook(projected).remove)
+
+
+def _pulled_through(projection: Any, directions: Float[Tensor, "row width"], width: int) -> Float[Tensor, "row inner"]:
+    """`directions` times the matrix of a linear map, whichever way it stores it."""
+    with torch.enable_grad():
+        zeros = directions.new_zeros(len(directions), width).to(next(projection.parameters()).dtype).requires_grad_()
+        (pulled,) = torch.autograd.grad(projection.forward(zeros), zeros, directions.to(zeros.dtype))
+    return pulled.float()
+
+
+def _final_norm(model: nn.Module) -> nn.Module:
+    """The last norm of the decoder that belongs to no layer."""
+    decoder, in_layers = decoder_of(model), {id(module) for layer in blocks(model) for module in layer.modules()}
+    norms = [module for module in decoder.modules() if id(module) not in in_layers and _is_norm(module)]
+    if not norms:
+        raise InputError(
+            f"a {model_of(model).config.model_type} has no final norm, through which the direct path of a head could be followed; "
+            "leave the atlas out"
+        )
+    return norms[-1]
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return "norm" in type(module).__name__.lower() and getattr(module, "original_component", module) is not None
+
+
+def _logit_factor(model: nn.Module) -> float:
+    """What the logits are, over the product of the unembedding and the last hidden states."""
+    owner = model_of(model)
+    unembedding = inner(owner.get_output_embeddings()).weight
+    hidden = SMALL * unembedding[:TOKENS]
+    with torch.no_grad():
+        plain = (hidden @ unembedding.mT).float()
+        given = next_token_logits(owner, hidden) - next_token_logits(owner, torch.zeros_like(hidden))
+    return float((plain * given).sum() / plain.square().sum())
+
+
+def _added(model: nn.Module) -> dict[int, tuple[nn.Module | None, float]]:
+    """By layer with attention, the norm of attention's output, None without one, and the factor with which it is added.
+
+    x + r w is looked for among what parts of the layer were given, and what the layer gave, less what one of its parts gave (a feed-forward
+    part beside attention); x is the layer's input, w attention's output, normed where a part was given just it.
+    """
+    layers, found = blocks(model), {}
+    device = next(model.parameters()).device
+    tokens = torch.arange(TOKENS, device=device)[None] % model_of(model).config.vocab_size
+    for attention in attentions(model):
+        block, own = layers[attention.layer_idx], {id(module) for module in attention.module.modules()}
+        seen: list[tuple[nn.Module, Tensor, Tensor]] = []
+
+        def see(module: nn.Module, arguments: tuple, keywords: dict, output: Any, seen=seen) -> None:
+            given = next((each for each in (*arguments, *keywords.values()) if isinstance(each, Tensor)), None)
+            gave = output[0] if isinstance(output, tuple) else output
+            if given is not None and isinstance(gave, Tensor):
+                seen.append((module, given.float(), gave.float()))
+
+        with ExitStack() as hooks, torch.no_grad():
+            for module in block.modules():
+                if id(module) not in own or module is attention.module:
+                    hooks.callback(module.register_forward_hook(see, with_kwargs=True).remove)
+            decode(model, tokens, torch.ones_like(tokens, dtype=torch.bool))
+        _, entered, left = seen[-1]  # the layer itself ends last
+        (wrote,) = [gave for module, _, gave in seen if module is attention.module][:1]
+        norm = next((module for module, given, _ in seen if _is_norm(module) and _same(given, wrote)), None)
+        written = wrote if norm is None else next(gave for module, _, gave in seen if module is norm)
+        places = [given for _, given, _ in seen] + [left, *(left - gave for _, _, gave in seen if gave.shape == left.shape)]
+        factors = [
+            _multiple(place.reshape(entered.shape), entered, written) for place in places if place.numel() == entered.numel()
+        ]
+        factor = next((factor for factor in factors if factor is not None), None)
+        if factor is None:
+            raise InputError(
+                f"layer {attention.layer_idx} of this {model_of(model).config.model_type} changes what its attention writes before it is "
+                "added, so the direct path of a head cannot be followed; leave the atlas out"
+            )
+        found[attention.layer_idx] = norm, factor
+    return found
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and bool((one - other).norm() <= TOLERANCE * other.norm())
+
+
+def _multiple(place: Tensor, entered: Tensor, written: Tensor) -> float | None:
+    """r where `place` = `entered` + r `written`, else None; 1 before any other number that rounding allows."""
+    difference = place - entered
+    measured = float((difference * written).sum() / written.square().sum().clamp_min(1e-30))
+    for factor in (1.0, measured):
+        added = factor * written
+        if factor and (difference - added).norm() <= TOLERANCE * added.norm() + ROUNDING * entered.norm():
+            return factor
+    return None
 
 
 def inner(module: Any) -> Any:

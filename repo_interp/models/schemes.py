@@ -57,7 +57,7 @@ class SchemeBuilder:
         self.config = config
         self.options = options
         self.length = options.training_length or training_length(config)
-        self.deviation: float = options.scheme_deviation or config.initializer_range
+        self.deviation: float = options.scheme_deviation or _drawn_with(config)
         """Of what a layer's parts learn, as it is drawn."""
         self.heads: int = config.num_attention_heads
         self.kv_heads: int = getattr(config, "num_key_value_heads", None) or self.heads
@@ -66,7 +66,7 @@ class SchemeBuilder:
     def stated(self) -> dict[str, Any]:
         """The options as the configuration is to state them: a deviation only where it is not the configuration's."""
         stated = dataclasses.asdict(self.options)
-        if self.deviation == self.config.initializer_range:
+        if self.deviation == _drawn_with(self.config):
             del stated["scheme_deviation"]
         return stated
 
@@ -140,6 +140,11 @@ class SchemeBuilder:
         if positions < 2:
             raise InputError(f"CoPE interpolates between whole positions and needs at least 2; got p_max = {positions}")
         return InterpolatedEmbedding(positions, d_head)
+
+
+def _drawn_with(config: PretrainedConfig) -> float:
+    """The standard deviation that a decoder's own weights are drawn with."""
+    return getattr(config, "initializer_range", None) or getattr(config, "init_std", 0.02)
 
 
 def carried(chosen: Float[Tensor, "component"], rotation: Rotation) -> Float[Tensor, "component"]:
