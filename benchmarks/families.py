@@ -2,12 +2,13 @@
 
 Each family is built with tiny random weights in a process of its own, and tried:
 
-    logits        the stock model's, within 1e-5 of the largest
-    attention     each layer's output made again from its captured queries, keys, positions and sinks
-    generation    the same tokens as the stock model: greedy, sampled with one seed, a batch with padding on the left
-    intervention  shifted positions change the logits; afterwards they are bit-identical to those before
-    bridge        a TransformerBridge with the same logits, whose hook points of attention fire
-    load          written by transformers and opened by `ri.load`, the same logits
+    logits         the stock model's, within 1e-5 of the largest
+    attention      each layer's output made again from its captured queries, keys, positions and sinks
+    generation     the same tokens as the stock model: greedy, sampled with one seed, a batch with padding on the left
+    interventions  changes of positions change the logits, or not, as they should; afterwards logits are bit-identical
+    experiments    the atlas, and saliency of learned positions
+    bridge         a TransformerBridge with the same logits, whose hook points of attention fire
+    load           written by transformers and opened by `ri.load`, the same logits
 
 Without names, all are tried and docs/families.md is written.
 """
@@ -21,6 +22,7 @@ import os
 import sys
 import tempfile
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 SIZES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 LISTS = ("layer_types", "mlp_layer_types", "no_rope_layers")
 SECONDS = 60
-COLUMNS = ("logits", "attention", "generation", "intervention", "bridge", "load")
+COLUMNS = ("logits", "attention", "generation", "interventions", "experiments", "bridge", "load")
 GOOD = ("yes", "no positions", "yes (ours)")
 HOOKS = ("hook_q", "hook_k", "hook_v", "hook_rot_q", "hook_rot_k", "hook_attn_scores", "hook_pattern", "hook_z")
 PAGE = Path(__file__).parents[1] / "docs" / "families.md"
@@ -50,8 +52,9 @@ How to read it:
 - **logits**: those of the stock model, within 1e-5 of the largest, in float32, for two prompts longer than any window.
 - **attention**: each layer's output, made again from what measures are given (queries, keys, positions, sinks, windows), within 2e-5.
 - **generation**: the same tokens as the stock model, with a key-value cache: greedy, sampled with one seed, and with padding on the left.
-- **intervention**: shifted positions change the logits, and afterwards they are bit-identical to those before. `no positions`: the family
-  has none that could be shifted.
+- **interventions**: positions that are shifted, frozen or permuted change the logits; linearised, set to the token index, or transplanted
+  from the same prompt they do not; and afterwards logits are bit-identical. `no positions`: no layer rotates by positions.
+- **experiments**: the atlas names heads, with random-weight controls; and saliency of learned positions, where a layer can learn them.
 - **bridge**: a `TransformerBridge` gives the same logits, and its hook points of attention fire. `yes (ours)`: TransformerLens has no
   adapter for this family, or one that names parts that it lacks; the same hook points of attention are put on the Hugging Face model.
 - **load**: `ri.load` of what `save_pretrained` of the stock model wrote gives the same logits.
@@ -121,6 +124,7 @@ def tried(family: str) -> dict[str, str]:
     from repo_interp.models.architectures import refusal, require_family
     from repo_interp.models.outputs import parity_errors
     from repo_interp.models.reposition import attentions, with_layout
+    from repo_interp.tasks.prompt import Prompt
 
     if (reason := refusal(family)) is not None:
         raise InputError(reason)
@@ -164,16 +168,38 @@ def tried(family: str) -> dict[str, str]:
                 wrong.append(name)
         return "yes" if not wrong else "differs: " + ", ".join(wrong)
 
-    def intervention() -> str:
-        if all(each.scheme == "nope" for each in layers):
+    def interventions() -> str:
+        if all(each.scheme in ("nope", "alibi") for each in layers):
             return "no positions"
+        does, some = ri.interventions, {"tokens": range(2, 6)}
+        moving = {"shifted": partial(does.shifted, model, 3.0, **some), "frozen": partial(does.frozen, model, **some)}
+        moving |= {"permuted": partial(does.permuted, model, **some)}
+        still: dict[str, Any] = {"linearised": partial(does.linearised, model)}
+        if heads := does.heads_with_positions(model):  # none where a table at the input is all
+            still["transplanted"] = partial(does.transplanted, model, does.positions_of(model, tokens))
+            still["set"] = partial(does.set_positions, model, heads[0][0], None, torch.arange(float(tokens.shape[1])))
+        wrong = []
         with torch.no_grad():
             before = model(tokens).logits
-            with ri.interventions.shifted(model, 3.0, tokens=range(2, 6)):
-                inside = model(tokens).logits
-            after = model(tokens).logits
-        changed = float((inside - before).abs().max())
-        return "yes" if changed > 1e-4 and torch.equal(before, after) else f"changed by {changed:.1e}"
+            for name, change in {**moving, **still}.items():
+                with change():
+                    inside = model(tokens).logits
+                changed = float((inside - before).abs().max() / before.abs().max())
+                wrong += [] if (changed > 1e-4 if name in moving else changed < 1e-5) else [f"{name} changes by {changed:.1e}"]
+                wrong += [] if torch.equal(before, model(tokens).logits) else [f"{name} leaves a trace"]
+        return "; ".join(wrong) or "yes"
+
+    def experiments() -> str:
+        prompts = [Prompt(tokens=tuple(row), spans={"needle": (8,)}, generated=(10, 11)) for row in tokens.tolist()]
+        atlas = ri.experiments.Atlas(twins=1, sequences=1)
+        wanted = [atlas]
+        learning = copy.deepcopy(model)
+        if any(each.scheme == "rope" for each in layers):
+            with_layout(learning, "repo")
+            wanted.append(ri.experiments.Saliency(steps=2))
+        run = ri.analyze(ri.bridge(learning), prompts, ["positions"], experiments=wanted)
+        values = [run["atlas"]["source_mass"], *([run["saliency"]["saliency_size"]] if len(wanted) > 1 else [])]
+        return "yes" if all(bool((abs(value) > 0).any()) for value in values) else "nothing measured"
 
     def bridged() -> str:
         wrapped = ri.bridge(copy.deepcopy(model))
@@ -194,7 +220,7 @@ def tried(family: str) -> dict[str, str]:
             error = float((again(tokens) - expected).abs().max() / expected.abs().max())
         return "yes" if error <= 1e-5 else f"{error:.1e}"
 
-    for column, does in zip(COLUMNS, (logits, attention, generation, intervention, bridged, loaded), strict=True):
+    for column, does in zip(COLUMNS, (logits, attention, generation, interventions, experiments, bridged, loaded), strict=True):
         attempt(column, does)
     return row
 

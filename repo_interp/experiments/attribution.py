@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from repo_interp.experiments.position_changes import PlacedChange
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.interventions.replacing import heads_with_positions, replaced
-from repo_interp.models.reposition import attentions, blocks
+from repo_interp.models.reposition import attentions, layer_count
 from repo_interp.positions.logits import exact
 from repo_interp.positions.rotary import expand_heads
 
@@ -40,7 +40,7 @@ def attributed(
     """
     rotating = {layer for layer, _ in heads_with_positions(model)}
     watched = {each.layer_idx: _Watched(each) for each in attentions(model) if each.layer_idx in rotating}
-    count = len(blocks(model))
+    count = layer_count(model)
     with torch.enable_grad(), frozen_weights(model), ExitStack() as hooks:
         for each in watched.values():
             each.attach(hooks)

@@ -33,7 +33,7 @@ from repo_interp.experiments.experiment import PATH_TOKENS, Experiment, Plan, Pr
 from repo_interp.experiments.position_changes import PositionChange, Strength, default_kinds, require_kinds
 from repo_interp.experiments.readings import READINGS, Heads, Measurement
 from repo_interp.models.interventions.replacing import heads_with_positions
-from repo_interp.models.reposition import attentions, blocks, layout
+from repo_interp.models.reposition import attentions, layer_count, layout
 from repo_interp.run import with_schemes
 from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt
@@ -79,7 +79,7 @@ def effects(
             single = [[head] for head in confirmed[kind] if head[0] == layer]
             jobs[kind, str(layer)] = [*single, [head for head in heads if head[0] == layer]]
     found = measurement.read(jobs)
-    size = (len(blocks(model)), next(attentions(model)).config.num_attention_heads)
+    size = (layer_count(model), next(attentions(model)).heads)
     shape = (len(kinds), *size, len(READINGS), len(prompts))
     by_head, by_layer = np.full(shape, np.nan), np.full((*shape[:2], *shape[3:]), np.nan)
     for (kind, layer), sets in jobs.items():
@@ -134,7 +134,7 @@ def whole_passes(model: PreTrainedModel, kinds: int, top: int, draws: int) -> in
     share (L - l) / L for each layer and each head that is measured.
     """
     heads = heads_with_positions(model)
-    count = len(blocks(model))
+    count = layer_count(model)
     share = {layer: (count - layer) / count for layer, _ in heads}
     measured = _confirmed(len(heads), top)
     mean = sum(share[layer] for layer, _ in heads) / len(heads)

@@ -41,7 +41,7 @@ from repo_interp.measures.patterns import PATTERNS, chunk_patterns
 from repo_interp.measures.positions import position_range
 from repo_interp.models.capture import decode, next_token_logits, observing
 from repo_interp.models.direct_path import DirectPath, direct_path
-from repo_interp.models.reposition import attentions, blocks
+from repo_interp.models.reposition import attentions, layer_count
 from repo_interp.positions.layouts import LEARNED
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.tasks.prompt import Prompt
@@ -132,7 +132,7 @@ def head_scores(
     `rows`: most rows of attention of a prompt. `top`: strongest keys that count for retrieval. Scores whose prompts lack what they need are
     left out. Costs a forward pass per prompt and one for all sequences.
     """
-    layers, device = blocks(model), next(model.parameters()).device
+    layers, device = range(layer_count(model)), next(model.parameters()).device
     shape = (len(layers), next(attentions(model)).heads)
     on_random = _on_random(model, torch.from_numpy(sequences).to(device), shape)
     of_prompts: dict[str, list[np.ndarray]] = {}

@@ -107,7 +107,7 @@ def placed(model: nn.Module, kind: str, prompts: Sequence[Prompt], numbers: Sequ
         for row, number in enumerate(numbers):
             given = prompts[partner(prompts, number)].tokens[: len(prompts[number].tokens)]
             rows[row, : len(given)] = torch.tensor(given)
-        heads = next(attentions(model)).config.num_attention_heads
+        heads = next(attentions(model)).heads
         return PlacedChange(from_recorded(positions_of(model, rows), heads), tokens)
     changes: dict[str, Callable[[], Change]] = {
         "linearised": lambda: to_index,

@@ -90,7 +90,7 @@ def saliency(
     again. Raises InputError as `require_positions`.
     """
     require_positions(model, baseline, steps)
-    layers, heads = _rotating(model), next(attentions(model)).config.num_attention_heads
+    layers, heads = _rotating(model), next(attentions(model)).heads
     names = layout(model)
     longest = max(len(prompt.tokens) for prompt in prompts)
     by_token = {name: np.full((len(prompts), len(names), heads, longest), np.nan, dtype=np.float32) for name in _BY_TOKEN}
@@ -174,7 +174,7 @@ def position_gradients(
 ) -> tuple[list[Float[Tensor, "1 head token"]], list[Float[Tensor, "1 head token"]], float]:
     """Positions of every rotating layer with a row for each head, d f / d z there, and f, in nats; from one pass forward and back."""
     layers = _rotating(model)
-    device, heads = next(model.parameters()).device, layers[0].config.num_attention_heads
+    device, heads = next(model.parameters()).device, layers[0].heads
     positions: list[Tensor] = []
     moves: list[Tensor] = []
 

@@ -40,9 +40,7 @@ _DRAFTS = ("gemma4_assistant", "gemma4_unified_assistant")
 _OWN_TABLES = ("moshi", "recurrent_gemma")
 _NORM_AFTER = ("hunyuan_v1_dense", "hunyuan_v1_moe")
 _WITHOUT_ATTENTION = ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm")
-_OWN_ATTENTION = (
-    *("bloom", "codegen", "cpmant", "ctrl", "falcon", "gpt_neo", "gpt_neox_japanese", "gptj", "mpt", "openai-gpt", "xglm"),
-)
+_OWN_ATTENTION = (*("codegen", "cpmant", "ctrl", "gpt_neo", "gpt_neox_japanese", "mpt", "openai-gpt", "xglm"),)
 REASONS = {
     **dict.fromkeys(_ENCODERS, "is an encoder, which sees later tokens too; wanted a decoder"),
     **dict.fromkeys(_ENCODER_DECODERS, "attends to an encoder too; wanted a decoder alone"),
@@ -62,8 +60,8 @@ REASONS = {
     **dict.fromkeys(_WITHOUT_ATTENTION, "has no attention, so its tokens have no positions to see or to change"),
     **dict.fromkeys(
         _OWN_ATTENTION,
-        "computes attention itself instead of calling the attention interface of transformers, so it cannot be observed; gpt_neox and "
-        "llama are supported",
+        "computes attention itself instead of calling the attention interface of transformers, so it cannot be observed; gpt_neox, gptj "
+        "and bloom are supported",
     ),
 }
 """Why families that transformers lists as decoders are refused, by `model_type`."""
@@ -77,9 +75,11 @@ _FULL_LAYERS_DO_NOT_ROTATE = ("afmoe", "cohere2", "cohere2_moe", "exaone4", "exa
 """Families whose layers with full attention have no rotation, beside sliding ones that have."""
 _DO_NOT_ROTATE = ("inkling_text", "jamba", "kimi_linear", "nemotron_h")
 """Families without positions: their other layers, or a relative bias, order tokens."""
+_SLOPES = ("bloom",)
+"""Families that add a slope per head times the distance to their logits."""
 _LEARNED_AT_INPUT = ("biogpt", "gpt-sw3", "gpt2", "gpt_bigcode", "opt")
 """Families that add a learned vector per position to the token embeddings."""
-LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "max_seq_len")
+LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "max_seq_len", "seq_length")
 
 
 def class_name(family: str) -> str:
@@ -111,6 +111,8 @@ def require_family(config: Any) -> None:
         raise InputError(
             f"model_type {config.model_type!r} cannot be opened: its decoder is one part of a larger model; {nearest}"
         )
+    if config.model_type == "falcon" and config.alibi:
+        raise InputError("a Falcon with ALiBi scales what it adds to its logits, which is not supported; one that rotates is")
     if getattr(config, "use_bidirectional_attention", False) not in (False, None, "vision"):  # Gemma 4's images alone
         raise InputError(
             f"this {config.model_type} decoder attends to later tokens (use_bidirectional_attention); wanted a causal one"
@@ -128,7 +130,7 @@ def native_layout(config: Any) -> tuple[str, ...]:
     """
     family, layers = config.model_type, config.num_hidden_layers
     kinds = next((kinds for name in _NAMED_LAYERS if (kinds := getattr(config, name, None))), None) or ["attention"] * layers
-    rotates = [family not in (*_DO_NOT_ROTATE, *_LEARNED_AT_INPUT)] * layers
+    rotates = [family not in (*_DO_NOT_ROTATE, *_LEARNED_AT_INPUT, *_SLOPES)] * layers
     if family in _HONOURS_NO_ROPE_LAYERS and getattr(config, "no_rope_layers", None):
         rotates = [bool(each) for each in config.no_rope_layers]
     if family in _FULL_LAYERS_DO_NOT_ROTATE and "sliding_attention" in kinds:
@@ -138,7 +140,7 @@ def native_layout(config: Any) -> tuple[str, ...]:
     if (attending := getattr(config, "attn_layer_indices", None)) is not None:  # Bamba
         kinds = ["attention" if layer in attending else "mamba" for layer in range(layers)]
     attends = [kind not in _WITHOUT_ATTENTION_TYPES for kind in kinds]
-    still = "learned" if family in _LEARNED_AT_INPUT else "nope"
+    still = "learned" if family in _LEARNED_AT_INPUT else "alibi" if family in _SLOPES else "nope"
     return tuple(("rope" if turns else still) if sees else NO_ATTENTION for turns, sees in zip(rotates, attends, strict=True))
 
 

@@ -97,12 +97,15 @@ def next_token_logits(model: nn.Module, hidden: Float[Tensor, "row width"]) -> F
     """Logits of the next token, float32, from last hidden states that `decode` gave."""
     owner: Any = getattr(model, "original_model", model)  # of a bridge
     # The head's own forward does what a family does with logits: soft caps, scales, biases. No hook on the decoder is called.
-    decoder = owner._modules[owner.base_model_prefix]
-    owner._modules[owner.base_model_prefix] = _GivenDecoder(hidden[None])
+    name = (
+        owner.base_model_prefix if owner.base_model_prefix in owner._modules else "model"
+    )  # Llama 4's prefix names another model
+    decoder = owner._modules[name]
+    owner._modules[name] = _GivenDecoder(hidden[None])
     try:
         return owner(inputs_embeds=hidden[None], use_cache=False).logits[0].float()
     finally:
-        owner._modules[owner.base_model_prefix] = decoder
+        owner._modules[name] = decoder
 
 
 class _GivenDecoder(nn.Module):

@@ -96,7 +96,7 @@ def direct_path(model: nn.Module) -> Iterator[DirectPath]:
 
     Raises InputError for a family whose last norm, or the place where attention's output is added, is not found.
     """
-    final, added = _final_norm(model), _added(model)
+    added, final = _added(model), _final_norm(model)
     path = DirectPath(model_of(model), {layer: factor for layer, (_, factor) in added.items()}, _logit_factor(model))
 
     def store_final(norm: Norm) -> None:
@@ -156,19 +156,23 @@ def _pulled_through(projection: Any, directions: Float[Tensor, "row width"], wid
 
 
 def _final_norm(model: nn.Module) -> nn.Module:
-    """The last norm of the decoder that belongs to no layer."""
-    decoder, in_layers = decoder_of(model), {id(module) for layer in blocks(model) for module in layer.modules()}
-    norms = [module for module in decoder.modules() if id(module) not in in_layers and _is_norm(module)]
-    if not norms:
+    """The norm outside of layers that a pass calls last."""
+    in_layers, called = {id(module) for layer in blocks(model) for module in layer.modules()}, []
+    with ExitStack() as hooks, torch.no_grad():
+        for module in decoder_of(model).modules():
+            if id(module) not in in_layers and _is_norm(module):
+                hooks.callback(module.register_forward_pre_hook(lambda module, given: called.append(module)).remove)
+        decode(model, *_few_tokens(model))
+    if not called:
         raise InputError(
             f"a {model_of(model).config.model_type} has no final norm, through which the direct path of a head could be followed; "
             "leave the atlas out"
         )
-    return norms[-1]
+    return called[-1]
 
 
 def _is_norm(module: nn.Module) -> bool:
-    return "norm" in type(module).__name__.lower() and getattr(module, "original_component", module) is not None
+    return "norm" in type(module).__name__.lower()
 
 
 def _logit_factor(model: nn.Module) -> float:
@@ -188,11 +192,10 @@ def _added(model: nn.Module) -> dict[int, tuple[nn.Module | None, float]]:
     x + r w is looked for among what parts of the layer were given, and what the layer gave, less what one of its parts gave (a feed-forward
     part beside attention); x is the layer's input, w attention's output, normed where a part was given just it.
     """
-    layers, found = blocks(model), {}
-    device = next(model.parameters()).device
-    tokens = torch.arange(TOKENS, device=device)[None] % model_of(model).config.vocab_size
+    found = {}
     for attention in attentions(model):
-        block, own = layers[attention.layer_idx], {id(module) for module in attention.module.modules()}
+        block = next(layer for layer in blocks(model) if any(module is attention.module for module in layer.modules()))
+        projection, own = attention.output_projection, {id(module) for module in attention.module.modules()}
         seen: list[tuple[nn.Module, Tensor, Tensor]] = []
 
         def see(module: nn.Module, arguments: tuple, keywords: dict, output: Any, seen=seen) -> None:
@@ -203,13 +206,14 @@ def _added(model: nn.Module) -> dict[int, tuple[nn.Module | None, float]]:
 
         with ExitStack() as hooks, torch.no_grad():
             for module in block.modules():
-                if id(module) not in own or module is attention.module:
+                if id(module) not in own or module is projection:
                     hooks.callback(module.register_forward_hook(see, with_kwargs=True).remove)
-            decode(model, tokens, torch.ones_like(tokens, dtype=torch.bool))
+            decode(model, *_few_tokens(model))
         _, entered, left = seen[-1]  # the layer itself ends last
-        (wrote,) = [gave for module, _, gave in seen if module is attention.module][:1]
+        (wrote,) = [gave for module, _, gave in seen if module is projection][:1]
         norm = next((module for module, given, _ in seen if _is_norm(module) and _same(given, wrote)), None)
         written = wrote if norm is None else next(gave for module, _, gave in seen if module is norm)
+        written = written.reshape(entered.shape) if written.numel() == entered.numel() else torch.zeros_like(entered)
         places = [given for _, given, _ in seen] + [left, *(left - gave for _, _, gave in seen if gave.shape == left.shape)]
         factors = [
             _multiple(place.reshape(entered.shape), entered, written) for place in places if place.numel() == entered.numel()
@@ -222,6 +226,12 @@ def _added(model: nn.Module) -> dict[int, tuple[nn.Module | None, float]]:
             )
         found[attention.layer_idx] = norm, factor
     return found
+
+
+def _few_tokens(model: nn.Module) -> tuple[Tensor, Tensor]:
+    """Tokens of a short prompt, all valid."""
+    tokens = torch.arange(TOKENS, device=next(model.parameters()).device)[None] % model_of(model).config.vocab_size
+    return tokens, torch.ones_like(tokens, dtype=torch.bool)
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

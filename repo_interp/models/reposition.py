@@ -25,6 +25,7 @@ from repo_interp.models.architectures import require_family
 from repo_interp.models.attention import RepositionedAttention, attached, remember_index
 from repo_interp.models.configuration import repositioned
 from repo_interp.models.options import require_useful, scheme_options
+from repo_interp.models.own_attention import follow
 from repo_interp.models.rotation import Prober, Rotation, attention_modules, rotary_of
 from repo_interp.models.schemes import SchemeBuilder
 from repo_interp.models.tables import TABLE, positions_in, stock_table, table_of
@@ -63,7 +64,10 @@ def with_layout(model: PreTrainedModel, layout: str | None, **options: str | flo
     learn_absolute_positions(model, builder.length if adds_table else None, builder.deviation)
     still = "nope" if stock_table(decoder_of(model)) is None else "learned"
     if layout is None:
-        measured = {stock.layer_idx: "rope" if rotation.rotates else still for stock, rotation in rotations.items()}
+        measured = {
+            stock.layer_idx: "rope" if rotation.rotates else getattr(stock, "native_scheme", still)
+            for stock, rotation in rotations.items()
+        }
         schemes = tuple(measured.get(layer, NO_ATTENTION) for layer in range(model.config.num_hidden_layers))
     else:
         attending = {stock.layer_idx for stock in rotations}
@@ -92,6 +96,7 @@ def with_layout(model: PreTrainedModel, layout: str | None, **options: str | flo
 def _rotations(model: PreTrainedModel) -> dict[Any, Rotation]:
     """How every attention module of the model's layers rotates. A layer that does not takes the frequencies of one that does."""
     decoder = decoder_of(model)
+    follow(decoder)
     prober = Prober(decoder)
     measured = {stock: prober.measured(stock) for stock in attention_modules(decoder)}
     turning = {len(each.frequencies): each for each in reversed(measured.values()) if each.rotates}
@@ -162,7 +167,12 @@ def _listed(layers: Collection[int]) -> str:
 def layout(model: nn.Module) -> tuple[str, ...]:
     """The position scheme of every layer of a repositioned model or bridge; "-" for a layer without attention."""
     schemes = {attention.layer_idx: attention.scheme for attention in attentions(model)}
-    return tuple(schemes.get(layer, NO_ATTENTION) for layer in range(len(blocks(model))))
+    return tuple(schemes.get(layer, NO_ATTENTION) for layer in range(layer_count(model)))
+
+
+def layer_count(model: nn.Module) -> int:
+    """Layers with and without attention; where one has two attention modules (LongCat), they count as two."""
+    return max(len(blocks(model)), 1 + max(attention.layer_idx for attention in attentions(model)))
 
 
 def scheme_modules(model: nn.Module) -> Iterator[nn.Module]:

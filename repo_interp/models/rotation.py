@@ -398,6 +398,8 @@ def attention_modules(model: nn.Module) -> Iterator[Any]:
 @cache
 def _attends(kind: type) -> bool:
     """Whether a class of modules calls the attention functions of transformers in its forward pass."""
+    if getattr(kind, "calls_interface", False):
+        return True
     codes = [getattr(getattr(forward, "__wrapped__", forward), "__code__", None) for forward in _forwards(kind)]
     return any("ALL_ATTENTION_FUNCTIONS" in code.co_names for code in codes if code is not None)
 

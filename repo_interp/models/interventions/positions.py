@@ -202,8 +202,7 @@ def transplanted(
     by_layer = _by_layer(model, recorded)
     from_head = None if from_head is None else layer_and_head(from_head)
     least = 1 if from_head is not None else max((positions.shape[1] for positions in by_layer.values()), default=1)
-    heads_here = next(attentions(model)).config.num_attention_heads
-    kv_heads = next(attentions(model)).config.num_key_value_heads
+    heads_here, kv_heads = next(attentions(model)).heads, next(attentions(model)).kv_heads
     for name, positions in by_layer.items():
         if positions.shape[1] not in (1, kv_heads, heads_here):
             raise InputError(

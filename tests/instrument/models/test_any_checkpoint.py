@@ -109,7 +109,7 @@ def test_a_converted_checkpoint_that_lacks_a_weight_is_refused(stored, tmp_path)
     ("family", "message"),
     [
         ("bert", "it is an encoder"),
-        ("bloom", "computes attention itself"),
+        ("ctrl", "computes attention itself"),
         ("mamba", "has no attention"),
         ("whisper", "attends to an encoder too"),
         ("lama", "nearest by name: llama"),

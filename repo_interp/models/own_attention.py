@@ -1,0 +1,166 @@
+"""Families that compute attention themselves: BLOOM, Falcon and GPT-J, made to call the attention interface of transformers.
+
+    stock projections -> rotation by the tables that are given -> cache -> ALL_ATTENTION_FUNCTIONS -> stock output projection
+
+`follow` gives their attention modules a subclass of their own class, whose forward pass computes the same with the module's own parts; so
+whatever works on other families works on them, and weights and their names stay. GPT-J keeps its sines in every module: its decoder gets a
+rotary module that hands them on as tables. BLOOM adds a slope per head times the distance (ALiBi) to its logits: its layers have our scheme
+`alibi`, and where none is attached its own bias goes into the mask.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.bloom.modeling_bloom import BloomAttention
+from transformers.models.falcon.modeling_falcon import FalconAttention
+from transformers.models.falcon.modeling_falcon import apply_rotary_pos_emb as turned_halves
+from transformers.models.gptj.modeling_gptj import GPTJAttention
+from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb as turned_neighbours
+from transformers.models.llama.modeling_llama import eager_attention_forward
+
+from repo_interp.models.attention import attached
+from repo_interp.models.masks import visible
+from repo_interp.models.rotation import TABLES
+
+
+class Following:
+    """What our subclasses share."""
+
+    calls_interface = True
+
+    def attend(self: Any, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, dropout: nn.Dropout) -> Any:
+        """What the configured attention function gives, its heads side by side."""
+        function = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        rate = dropout.p if self.training else 0.0
+        attended, weights = function(self, queries, keys, values, mask, dropout=rate, scaling=self.head_dim**-0.5)
+        return attended.flatten(2), weights
+
+
+class FollowingBloom(Following, BloomAttention):
+    """BLOOM's attention through the interface."""
+
+    native_scheme = "alibi"
+    num_key_value_groups = 1
+
+    def forward(
+        self, hidden_states, residual, alibi, attention_mask, layer_past=None, use_cache=False, output_attentions=False, **kwargs
+    ) -> Any:
+        """As the stock class."""
+        queries, keys, values = self._reshape(self.query_key_value(hidden_states))
+        if layer_past is not None:
+            keys, values = layer_past.update(keys, values, self.layer_idx)
+        if alibi is not None and attached(self) is None:
+            lowest = torch.finfo(queries.dtype).min
+            bias = alibi.view(len(queries), self.num_heads, 1, -1)
+            seen = visible(queries.shape[2], keys.shape[2], attention_mask, queries.device)
+            attention_mask = torch.where(seen, bias, lowest)
+        attended, weights = self.attend(queries, keys, values, attention_mask, self.attention_dropout)
+        output = nn.functional.dropout(self.dense(attended), self.hidden_dropout, self.training)
+        return output if residual is None else residual + output, weights
+
+
+class FollowingFalcon(Following, FalconAttention):
+    """Falcon's attention, with rotation, through the interface."""
+
+    @property
+    def num_key_value_groups(self) -> int:
+        """Heads that share a key; the newer architecture repeats its keys."""
+        return 1 if self.new_decoder_architecture else self.num_heads // self.num_kv_heads
+
+    def forward(
+        self,
+        hidden_states,
+        alibi,
+        attention_mask,
+        position_ids=None,
+        layer_past=None,
+        use_cache=False,
+        output_attentions=False,
+        position_embeddings=None,
+        **kwargs,
+    ) -> Any:
+        """As the stock class."""
+        queries, keys, values = (part.transpose(1, 2) for part in self._split_heads(self.query_key_value(hidden_states)))
+        queries, keys = turned_halves(queries, keys, *position_embeddings)
+        if layer_past is not None:
+            keys, values = layer_past.update(keys, values, self.layer_idx)
+        attended, weights = self.attend(queries, keys, values, attention_mask, self.attention_dropout)
+        return self.dense(attended), weights
+
+
+class FollowingGPTJ(Following, GPTJAttention):
+    """GPT-J's attention through the interface, turned by tables that it is given."""
+
+    num_key_value_groups = 1
+
+    def forward(
+        self,
+        hidden_states,
+        layer_past=None,
+        attention_mask=None,
+        position_ids=None,
+        use_cache=False,
+        output_attentions=False,
+        position_embeddings=None,
+        **kwargs,
+    ) -> Any:
+        """As the stock class."""
+        projected = (part(hidden_states) for part in (self.q_proj, self.k_proj, self.v_proj))
+        queries, keys, values = (part.unflatten(-1, (self.num_attention_heads, self.head_dim)) for part in projected)
+        cosines, sines = (table.to(keys.dtype) for table in position_embeddings)
+        turning = 2 * cosines.shape[-1]
+        queries, keys = (
+            torch.cat([turned_neighbours(part[..., :turning], sines, cosines), part[..., turning:]], -1)
+            for part in (queries, keys)
+        )
+        queries, keys, values = (part.transpose(1, 2) for part in (queries, keys, values))
+        if layer_past is not None:
+            keys, values = layer_past.update(keys, values, self.layer_idx)
+        attended, weights = self.attend(queries, keys, values, attention_mask, self.attn_dropout)
+        return self.resid_dropout(self.out_proj(attended)), weights
+
+
+class GPTJRotary(nn.Module):
+    """The sines of GPT-J as tables [batch, token, pair], for all its layers."""
+
+    inv_freq: Tensor
+
+    def __init__(self, config: Any) -> None:
+        """For a GPT-J of `config`."""
+        super().__init__()
+        width = config.rotary_dim or config.hidden_size
+        exponents = torch.arange(0, width, 2, dtype=torch.int64) / width
+        self.register_buffer("inv_freq", 1.0 / 10000**exponents, persistent=False)
+
+    def forward(self, like: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines."""
+        angles = position_ids[..., None].float() * self.inv_freq.float()
+        return angles.cos(), angles.sin()
+
+
+FOLLOWING: dict[type, type] = {BloomAttention: FollowingBloom, FalconAttention: FollowingFalcon, GPTJAttention: FollowingGPTJ}
+"""By the stock class, ours."""
+_ROTARY = "rotary_of_repo_interp"
+
+
+def follow(decoder: Any) -> None:
+    """Let the attention modules of `decoder`, where they compute attention themselves, call the attention interface."""
+    modules = [module for module in decoder.modules() if type(module) in FOLLOWING]
+    for module in modules:
+        module.__class__ = FOLLOWING[type(module)]
+        module.config = decoder.config
+    if modules and isinstance(modules[0], FollowingGPTJ):
+        rotary = GPTJRotary(decoder.config).to(modules[0].embed_positions.device)
+        decoder.add_module(_ROTARY, rotary)
+
+        def hand_on(module: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+            return arguments, {
+                TABLES: rotary(arguments[0] if arguments else keywords["hidden_states"], keywords["position_ids"])
+            } | keywords
+
+        for module in modules:
+            module.register_forward_pre_hook(hand_on, with_kwargs=True)
