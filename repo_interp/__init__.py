@@ -23,6 +23,7 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "InputError": "repo_interp.errors",
+    "PositionsCallback": "repo_interp.analysis.training",
     "added_parameters": "repo_interp.models.reposition",
     "analyze": "repo_interp.analysis.analyze",
     "atlas": "repo_interp.analysis.atlas",
@@ -33,6 +34,7 @@ _WHERE = {
     "layout": "repo_interp.models.reposition",
     "load": "repo_interp.models.load",
     "load_model": "repo_interp.models.checkpoints",
+    "measure_step": "repo_interp.analysis.training",
     "prompt": "repo_interp.analysis.coercion",
     "read_prompts": "repo_interp.tasks.prompt.jsonl",
     "read_run": "repo_interp.run",
@@ -42,6 +44,7 @@ _WHERE = {
     "score_needles": "repo_interp.analysis.score",
     "set_positions": "repo_interp.models.interventions",
     "tokens": "repo_interp.analysis.coercion",
+    "training_scalars": "repo_interp.analysis.training",
     "verify": "repo_interp.models.audit",
     "write_prompts": "repo_interp.tasks.prompt.jsonl",
     "write_run": "repo_interp.run",
@@ -57,6 +60,7 @@ _MODULES = {
 
 __all__ = [
     "InputError",
+    "PositionsCallback",
     "__version__",
     "added_parameters",
     "analyze",
@@ -70,6 +74,7 @@ __all__ = [
     "layout",
     "load",
     "load_model",
+    "measure_step",
     "measures",
     "plots",
     "prompt",
@@ -82,6 +87,7 @@ __all__ = [
     "set_positions",
     "tasks",
     "tokens",
+    "training_scalars",
     "verify",
     "write_prompts",
     "write_run",
@@ -95,6 +101,7 @@ if TYPE_CHECKING:
     from repo_interp.analysis.coercion import prompt, tokens
     from repo_interp.analysis.heads import head_table
     from repo_interp.analysis.score import score, score_needles
+    from repo_interp.analysis.training import PositionsCallback, measure_step, training_scalars
     from repo_interp.comparison.align import compare
     from repo_interp.errors import InputError
     from repo_interp.models import interventions
