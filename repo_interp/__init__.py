@@ -24,12 +24,15 @@ __version__ = "0.1.0"
 _WHERE = {
     "InputError": "repo_interp.errors",
     "PositionsCallback": "repo_interp.analysis.training",
+    "ablate": "repo_interp.models.interventions.ablation",
+    "ablation_effects": "repo_interp.analysis.ablation",
     "added_parameters": "repo_interp.models.reposition",
     "analyze": "repo_interp.analysis.analyze",
     "atlas": "repo_interp.analysis.atlas",
     "bridge": "repo_interp.models.bridge",
     "compare": "repo_interp.comparison.align",
     "findings": "repo_interp.plots.findings",
+    "head_means": "repo_interp.analysis.ablation",
     "head_table": "repo_interp.analysis.heads",
     "layout": "repo_interp.models.reposition",
     "load": "repo_interp.models.load",
@@ -62,6 +65,8 @@ __all__ = [
     "InputError",
     "PositionsCallback",
     "__version__",
+    "ablate",
+    "ablation_effects",
     "added_parameters",
     "analyze",
     "atlas",
@@ -69,6 +74,7 @@ __all__ = [
     "compare",
     "experiments",
     "findings",
+    "head_means",
     "head_table",
     "interventions",
     "layout",
@@ -96,6 +102,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from repo_interp import experiments, measures, plots, tasks
+    from repo_interp.analysis.ablation import ablation_effects, head_means
     from repo_interp.analysis.analyze import analyze
     from repo_interp.analysis.atlas import atlas
     from repo_interp.analysis.coercion import prompt, tokens
@@ -109,6 +116,7 @@ if TYPE_CHECKING:
     from repo_interp.models.bridge import bridge
     from repo_interp.models.checkpoints import load_model, save
     from repo_interp.models.interventions import set_positions
+    from repo_interp.models.interventions.ablation import ablate
     from repo_interp.models.load import load, zoo
     from repo_interp.models.reposition import added_parameters, layout, reposition
     from repo_interp.plots.findings import findings

@@ -21,7 +21,7 @@ import torch
 import xarray as xr
 from torch import nn
 from transformers import TrainerCallback
-from transformers.integrations import get_reporting_integration_callbacks
+from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 
 from repo_interp.analysis.analyze import analyze
 from repo_interp.analysis.coercion import Prompts, as_prompts
@@ -137,7 +137,9 @@ def measure_step(
     _require_whole(inner)
     weight = next(inner.parameters())
     devices = sorted({each.device.index or 0 for each in inner.parameters() if each.device.type == weight.device.type})
-    forked = {"devices": devices, "device_type": weight.device.type} if weight.device.type != "cpu" else {"devices": []}
+    forked: dict[str, Any] = (
+        {"devices": devices, "device_type": weight.device.type} if weight.device.type != "cpu" else {"devices": []}
+    )
     given = as_prompts(prompts, model)
     with (
         torch.random.fork_rng(**forked),
@@ -176,11 +178,12 @@ def training_scalars(run: xr.DataTree) -> dict[str, float]:
         ("hybrid_share", "patterns", "pattern_share", {"pattern": "hybrid"}),
     ):
         if group in run.children:
-            values = run[group][variable].sel(chosen)
-            found[name] = float(values.isel(layer=~values["scheme"].isin(FIXED)).mean())
+            values = run[group].to_dataset()[variable].sel(chosen)
+            learned = ~values["scheme"].isin(FIXED)
+            found |= {name: float(values.isel(layer=learned).mean())} if learned.any() else {}
     span = str(run.attrs.get("main_span", ""))
     if span and "attention_mass" in run.children:
-        found[f"{span}_mass"] = float(run["attention_mass/mass"].sel(span=span).mean("prompt").max())
+        found[f"{span}_mass"] = float(run["attention_mass"].to_dataset()["mass"].sel(span=span).mean("prompt").max())
     found["findings"] = float(len(findings(run)))
     return {f"positions_{name}": value for name, value in found.items()}
 

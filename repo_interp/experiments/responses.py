@@ -22,6 +22,7 @@ from repo_interp.errors import InputError, NotFinitePrediction
 from repo_interp.models.capture import next_token_logits
 from repo_interp.models.generation import continue_greedily
 from repo_interp.models.padding import padded_on_the_right
+from repo_interp.models.reposition import decoder_of
 from repo_interp.side_by_side import BatchSize, batches
 from repo_interp.tasks import Batch, Prompt, Response, Task
 from repo_interp.tasks.task import Scoring
@@ -52,7 +53,7 @@ def to_question(batch: Batch, device: torch.device | str = "cpu") -> Question:
 
 def target_logits(model: PreTrainedModel, question: Question) -> Float[Tensor, "target token_id"]:
     """What the model predicts at every target, float32; logits of other tokens are never made."""
-    return logits_at(model, model.model(question.tokens, use_cache=False).last_hidden_state, question)
+    return logits_at(model, decoder_of(model)(question.tokens, use_cache=False).last_hidden_state, question)
 
 
 def logits_at(
@@ -72,7 +73,7 @@ def forced_responses(
     for chosen in batches(order, [len(prompt.tokens) for prompt in prompts], batch_size):
         question = to_question(padded([prompts[number] for number in chosen], task), next(model.parameters()).device)
         with padded_on_the_right([len(prompts[number].tokens) for number in chosen]):
-            hidden = model.model(question.tokens, use_cache=False).last_hidden_state
+            hidden = decoder_of(model)(question.tokens, use_cache=False).last_hidden_state
         reference, likeliest = [], []
         for part in _parts(question, max(1, _MOST_LOGITS // int(model.config.vocab_size))):
             logits = logits_at(model, hidden, part)
