@@ -29,8 +29,10 @@ _WHERE = {
     "added_parameters": "repo_interp.models.reposition",
     "analyze": "repo_interp.analysis.analyze",
     "atlas": "repo_interp.analysis.atlas",
+    "attention_pattern": "repo_interp.analysis.one_head",
     "bridge": "repo_interp.models.bridge",
     "compare": "repo_interp.comparison.align",
+    "explain_logit": "repo_interp.analysis.one_head",
     "findings": "repo_interp.plots.findings",
     "head_means": "repo_interp.analysis.ablation",
     "head_table": "repo_interp.analysis.heads",
@@ -70,9 +72,11 @@ __all__ = [
     "added_parameters",
     "analyze",
     "atlas",
+    "attention_pattern",
     "bridge",
     "compare",
     "experiments",
+    "explain_logit",
     "findings",
     "head_means",
     "head_table",
@@ -107,6 +111,7 @@ if TYPE_CHECKING:
     from repo_interp.analysis.atlas import atlas
     from repo_interp.analysis.coercion import prompt, tokens
     from repo_interp.analysis.heads import head_table
+    from repo_interp.analysis.one_head import attention_pattern, explain_logit
     from repo_interp.analysis.score import score, score_needles
     from repo_interp.analysis.training import PositionsCallback, measure_step, training_scalars
     from repo_interp.comparison.align import compare

@@ -191,7 +191,7 @@ def lines(
             ax.set_xticks(places, [f"{value:g}" for value in places])
             ax.minorticks_off()
     name_columns(axes, unit_label("training step" if x == "run" else axis_name(x), values[x]))
-    figure.supylabel(str(values.attrs.get("units", "")).removesuffix("1") or axis_name(values.name), fontsize=7)
+    figure.supylabel(str(values.attrs.get("units", "")).removesuffix("1") or axis_name(values.name))
     some = f"{len(labels)} of {values.sizes[panel]} {axis_name(panel)}s" if panel and len(labels) < values.sizes[panel] else ""
     name_figure(figure, _title(values), "; ".join(filter(None, [_averaged_over(values, x, panel, line), some])))
     if line is not None:
@@ -245,7 +245,7 @@ def axis_name(axis: Hashable) -> str:
 def name_figure(figure: PaperFigure, title: str, detail: str) -> None:
     """Write `title`, and below it `detail`, above `figure`."""
     text = title[:1].upper() + title[1:]
-    figure.suptitle(f"{text}\n{detail}" if detail else text, x=0.01, ha="left", fontsize=7.5)
+    figure.suptitle(f"{text}\n{detail}" if detail else text, x=0.01, ha="left")
 
 
 def name_columns(axes: np.ndarray, label: str) -> None:
