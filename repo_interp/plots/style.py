@@ -23,14 +23,14 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import cache, wraps
 from itertools import product
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Annotated, Any, NoReturn, TypeVar, cast
 
 import matplotlib as mpl
 import numpy as np
+from annotated_types import Interval
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
@@ -42,8 +42,10 @@ from matplotlib.transforms import ScaledTranslation
 from PIL import Image
 
 from repo_interp.errors import InputError, one_line
+from repo_interp.values import checked
 
 Drawn = TypeVar("Drawn")
+Inches = Annotated[float, Interval(gt=0, le=1000)]
 
 FONTS = ("DejaVu Sans", "STIXGeneral")
 """Fonts of every figure, the first of which has a character draws it. They come with matplotlib, so that every machine gives the same
@@ -193,8 +195,7 @@ class Style:
 
         @wraps(draw)
         def drawn(*arguments: Any, ax: Any = None, figsize: Any = None, **keywords: Any) -> Any:
-            asked = _Asked.checked(ax, figsize) if ax is not None or figsize is not None else _ASKED.get()
-            before = _ASKED.set(asked)
+            before = _ASKED.set(_ASKED.get() if ax is None and figsize is None else _asked(ax, figsize))
             try:
                 with style():
                     figure = draw(*arguments, **keywords)
@@ -227,33 +228,18 @@ def _settings() -> dict[str, Any]:
     return settings
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """Where the caller of a public figure wants it, and how large."""
-
-    ax: Axes | None = None
-    figsize: tuple[float, float] | None = None
-
-    @classmethod
-    def checked(cls, ax: Any, figsize: Any) -> _Asked:
-        """Raises InputError for what is no axes or size, and for both."""
-        if ax is not None and figsize is not None:
-            raise InputError("ax and figsize were both given; the axes have the size of their figure, so leave one out")
-        if ax is not None:
-            if not isinstance(ax, Axes):
-                raise InputError(f"ax is {one_line(repr(ax), 80)}; wanted one matplotlib Axes, such as figure.subplots() gives")
-            return cls(ax=ax)
-        try:
-            width, height = map(float, figsize)
-        except (TypeError, ValueError):
-            width = height = 0.0
-        if not (0 < width < 1000 and 0 < height < 1000):
-            raise InputError(f"figsize is {one_line(repr(figsize), 80)}; wanted width and height in inches, such as (4, 2.5)")
-        return cls(figsize=(width, height))
+_ASKED: ContextVar[Axes | tuple[float, float] | None] = ContextVar("asked", default=None)
+"""The axes, or the size in inches, that the caller of a figure wants."""
 
 
-_NOTHING = _Asked()
-_ASKED: ContextVar[_Asked] = ContextVar("asked", default=_NOTHING)
+def _asked(ax: Any, figsize: Any) -> Axes | tuple[float, float]:
+    """Raises InputError for what is no axes or size, and for both."""
+    if ax is None:
+        return checked(figsize, tuple[Inches, Inches], "figsize")
+    if figsize is not None or not isinstance(ax, Axes):
+        came = "also figsize" if isinstance(ax, Axes) else one_line(repr(ax), 80)
+        raise InputError(f"as ax, one matplotlib Axes was wanted, with the size that it has; got {came}")
+    return ax
 
 
 class _OnAxes:
@@ -261,52 +247,37 @@ class _OnAxes:
 
     def __init__(self, ax: Axes) -> None:
         self.ax = ax
+        self.figure = cast(Figure, ax.get_figure(root=True))
+        self.colorbar = self.figure.colorbar
         self.caption = ""
 
-    def subplots(self, rows: int = 1, columns: int = 1, *, squeeze: bool = True, **options: Any) -> Any:
-        """The axes. Raises InputError for several."""
-        if (rows, columns) != (1, 1):
-            self._refuse()
-        return self.ax if squeeze else np.array([[self.ax]])
+    def subplots(self, *panels: Any, **options: Any) -> Axes:
+        """The axes. Raises InputError where panels are asked for."""
+        return self.add_gridspec() if panels else self.ax
 
-    def suptitle(self, text: str, **look: Any) -> None:
-        """The title of the axes."""
-        self.ax.set_title(text, loc="left")
+    def add_gridspec(self, *panels: Any, **options: Any) -> NoReturn:
+        """Raises InputError: these are several axes."""
+        raise InputError(
+            "this figure may have several axes, so that yours cannot hold it; leave ax out, and give figsize=(width, height)"
+        )
 
-    def supxlabel(self, text: str, **look: Any) -> None:
-        """The label of the x axis."""
-        self.ax.set_xlabel(text)
-
-    def supylabel(self, text: str, **look: Any) -> None:
-        """The label of the y axis."""
-        self.ax.set_ylabel(text)
+    subfigures = add_gridspec
 
     def legend(self, **options: Any) -> None:
         """A legend below the axes and their labels, for which a constrained layout makes room."""
-        root = cast(Figure, self.ax.get_figure(root=True))
-        depth = (self.finish().bbox.y0 - cast(Any, self.ax.get_tightbbox()).y0) / root.dpi
-        below = self.ax.transAxes + ScaledTranslation(0, -depth, root.dpi_scale_trans)
+        depth = (self.finish().bbox.y0 - cast(Any, self.ax.get_tightbbox()).y0) / self.figure.dpi
+        below = self.ax.transAxes + ScaledTranslation(0, -depth, self.figure.dpi_scale_trans)
         self.ax.legend(**{**options, "loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": below})
 
     def get_figwidth(self) -> float:
         """Width of the axes in inches."""
-        return self.ax.bbox.width / cast(Figure, self.ax.get_figure(root=True)).dpi
+        return self.ax.bbox.width / self.figure.dpi
 
     def finish(self) -> Axes:
         """The axes, whose labels of ticks are made now: later they would have the fonts of the caller alone, and dollars be mathematics."""
         for label in [*self.ax.get_xticklabels(which="both"), *self.ax.get_yticklabels(which="both")]:
             label.set(parse_math=False, fontfamily=mpl.rcParams["font.family"])
         return self.ax
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("add_gridspec", "add_subplot", "subfigures", "subplot_mosaic"):
-            self._refuse()
-        return getattr(self.ax.get_figure(root=True), name)
-
-    def _refuse(self) -> NoReturn:
-        raise InputError(
-            "this figure has several axes, so that it cannot be drawn on yours; leave ax out, and give figsize=(width, height)"
-        )
 
 
 def paper_figure(width: float = PAGE_WIDTH, height: float = 2.4) -> PaperFigure:
@@ -315,10 +286,10 @@ def paper_figure(width: float = PAGE_WIDTH, height: float = 2.4) -> PaperFigure:
     From a function under `@style()` it is the figure that the function's caller asked for by `ax` or `figsize`.
     """
     asked = _ASKED.get()
-    if asked.ax is not None:
-        return cast(Any, _OnAxes(asked.ax))
+    if isinstance(asked, Axes):
+        return cast(Any, _OnAxes(asked))
     layout = ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03, wspace=0.03, hspace=0.03)
-    figure = PaperFigure(figsize=asked.figsize or (width, height), layout=layout)
+    figure = PaperFigure(figsize=asked or (width, height), layout=layout)
     FigureCanvasAgg(figure)
     return figure
 

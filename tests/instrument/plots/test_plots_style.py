@@ -103,10 +103,10 @@ def test_a_figure_of_one_axes_is_drawn_on_the_callers(name, small):
 @pytest.mark.parametrize(
     ("where", "line"),
     [
-        ({"ax": 3}, "ax is 3; wanted one matplotlib Axes"),
-        ({"figsize": (4, 0)}, "figsize is .4, 0.; wanted width and height in inches"),
+        ({"ax": 3}, "one matplotlib Axes was wanted, with the size that it has; got 3"),
+        ({"figsize": (4, 0)}, "figsize is .4, 0.; wanted numbers above 0 and of at most 1,000"),
         ({"figsize": "wide"}, "figsize is 'wide'"),
-        ({"ax": Figure().subplots(), "figsize": (4, 3)}, "ax and figsize were both given"),
+        ({"ax": Figure().subplots(), "figsize": (4, 3)}, "got also figsize"),
     ],
 )
 def test_what_is_no_place_for_a_figure_is_refused(where, line, small):
@@ -117,7 +117,7 @@ def test_what_is_no_place_for_a_figure_is_refused(where, line, small):
 @pytest.mark.parametrize("name", SEVERAL)
 def test_a_figure_of_several_axes_leaves_the_callers_alone(name, small):
     ax = Figure().subplots()
-    with pytest.raises(InputError, match="this figure has several axes"):
+    with pytest.raises(InputError, match="this figure may have several axes"):
         SEVERAL[name](small, ax=ax)
     assert not ax.lines and not ax.texts
 
