@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import torch
 import xarray as xr
+from accelerate.utils import extract_model_from_parallel
 from torch import nn
 from transformers import TrainerCallback
 from transformers.integrations.integration_utils import get_reporting_integration_callbacks
@@ -126,13 +127,13 @@ def measure_step(
                 run = ri.measure_step(model, step, prompts, out="runs/mine")
 
     The model may be in training mode, under autocast or hold gradients; all stays as it is. It has no tokenizer, so that prompts are tokens
-    or Prompts. `measures` None: those that the command `analyze` chooses for the model. A peft model is measured with its adapter. Raises
-    InputError as `analyze`, for a decoder that `reposition` refuses, and for weights that are spread over processes (FSDP, ZeRO-3),
-    NotFinite where everything stopped.
+    or Prompts. `measures` None: those that the command `analyze` chooses for the model. A peft model is measured with its adapter, one in
+    DistributedDataParallel or torch.compile by itself. Raises InputError as `analyze`, for a decoder that `reposition` refuses, and for
+    weights that are spread over processes (FSDP, ZeRO-3), NotFinite where everything stopped.
     """
     require_model(model)
     step = checked(step, CountOrNone, "step")
-    inner = cast(Any, model_of(model))
+    inner = cast(Any, model_of(extract_model_from_parallel(model, keep_torch_compile=False)))
     inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
     _require_whole(inner)
     weight = next(inner.parameters())

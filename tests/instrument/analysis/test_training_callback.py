@@ -81,6 +81,17 @@ def test_a_step_leaves_the_model_the_gradients_and_the_random_numbers_as_they_we
     np.testing.assert_allclose(run["attention_mass/mass"], analyzed["attention_mass/mass"], rtol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch.compile imports what is deprecated
+def test_a_wrapped_model_is_measured_without_what_is_around_it():
+    model = decoder("repo")
+    plain = ri.measure_step(model, 1, PROMPTS)
+    compiled, parallel = torch.compile(model), torch.nn.DataParallel(model)
+    before = state(model)
+    for wrapped in (compiled, parallel):
+        assert ri.measure_step(wrapped, 1, PROMPTS).identical(plain) and state(model) == before
+    assert compiled._orig_mod is model and parallel.module is model
+
+
 def test_a_measurement_that_fails_leaves_the_model_as_it_was():
     model = decoder()
     before = state(model)
