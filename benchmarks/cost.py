@@ -23,6 +23,8 @@ SMOLLM2, OLMO2, GEMMA3 = "smollm2-135m", "olmo-2-1b", "gemma-3-270m"
 FORWARD, ALL = "forward pass", "all measures"
 TEXTBOOK_UP_TO = 4096
 """Tokens up to which the textbook way is measured: its solve takes n^3."""
+EVERY = 200
+"""Steps between two measurements of `ri.PositionsCallback`, by default."""
 NAMES = ("positions", "patterns", "attention_mass", "components", "three_axis", "fake_distance", "rotation")
 """All measures that a whole prompt is reduced by; others look at some rows, or are taken when named."""
 _TRAINED = {"training_length": 4096}
@@ -106,6 +108,33 @@ def stock(given: Namespace, subject: str, tokens: int = 512) -> Iterator[Row]:
                 yield {"what": name, **({"beside": f"{what} of transformers"} if place else {}), **least}
 
 
+def training(given: Namespace, subject: str, tokens: int = 512) -> Iterator[Row]:
+    """A training step, and what `ri.PositionsCallback` adds to it by default: one measurement of four prompts in 200 steps, written."""
+    import torch
+
+    import repo_interp as ri
+    from benchmarks.shapes import SHAPES, model_of, prompt_of
+
+    config, _ = SHAPES[subject]
+    trained = model_of(config).train()
+    optimiser = torch.optim.AdamW(trained.parameters())
+    batch = torch.tensor([prompt_of(tokens - number, config.vocab_size).tokens[: tokens - 4] for number in range(4)])
+    prompts = [prompt_of(256 - number, config.vocab_size) for number in range(4)]
+
+    def step() -> None:
+        trained(input_ids=batch, labels=batch).loss.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+
+    yield {"what": "training step", **cost(step, 2), "note": f"4 x {tokens} tokens"}
+    with tempfile.TemporaryDirectory() as folder:
+        spent = cost(lambda: ri.training_scalars(ri.measure_step(trained, 1, prompts, folder)), 2)
+    each = {name: spent[name] / EVERY for name in ("cpu_seconds", "wall_seconds")}
+    yield {"what": "measuring", "beside": "training step", **spent, "note": "4 prompts of 256 tokens"}
+    note = f"one of {EVERY} steps"
+    yield {"what": "measuring, per step", "beside": "training step", **spent, **each, "note": note}
+
+
 def loading(given: Namespace, subject: str, dtype: str = "float32") -> Iterator[Row]:
     """`ri.load`: memory at the peak beside the bytes of the weights."""
     import repo_interp as ri
@@ -160,6 +189,7 @@ PARTS: dict[str, Part] = {
     **{f"layer/{tokens}": partial(layer, tokens=tokens) for tokens in LENGTHS},
     **{f"model/{name}/{tokens}": partial(model, subject=name, tokens=tokens) for name, tokens in WHOLE},
     **{f"stock/{name}": partial(stock, subject=name) for name in (SMOLLM2, GEMMA3, "mixtral")},
+    f"training/{SMOLLM2}": partial(training, subject=SMOLLM2),
     f"loading/{SMOLLM2}": partial(loading, subject=SMOLLM2),
     f"loading/{OLMO2}": partial(loading, subject=OLMO2, dtype="bfloat16"),
     "commands/niah/repo": partial(commands, subject="niah/repo"),

@@ -23,16 +23,23 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "InputError": "repo_interp.errors",
+    "PositionsCallback": "repo_interp.analysis.training",
+    "ablate": "repo_interp.models.interventions.ablation",
+    "ablation_effects": "repo_interp.analysis.ablation",
     "added_parameters": "repo_interp.models.reposition",
     "analyze": "repo_interp.analysis.analyze",
     "atlas": "repo_interp.analysis.atlas",
+    "attention_pattern": "repo_interp.analysis.one_head",
     "bridge": "repo_interp.models.bridge",
     "compare": "repo_interp.comparison.align",
+    "explain_logit": "repo_interp.analysis.one_head",
     "findings": "repo_interp.plots.findings",
+    "head_means": "repo_interp.analysis.ablation",
     "head_table": "repo_interp.analysis.heads",
     "layout": "repo_interp.models.reposition",
     "load": "repo_interp.models.load",
     "load_model": "repo_interp.models.checkpoints",
+    "measure_step": "repo_interp.analysis.training",
     "prompt": "repo_interp.analysis.coercion",
     "read_prompts": "repo_interp.tasks.prompt.jsonl",
     "read_run": "repo_interp.run",
@@ -42,6 +49,7 @@ _WHERE = {
     "score_needles": "repo_interp.analysis.score",
     "set_positions": "repo_interp.models.interventions",
     "tokens": "repo_interp.analysis.coercion",
+    "training_scalars": "repo_interp.analysis.training",
     "verify": "repo_interp.models.audit",
     "write_prompts": "repo_interp.tasks.prompt.jsonl",
     "write_run": "repo_interp.run",
@@ -57,19 +65,26 @@ _MODULES = {
 
 __all__ = [
     "InputError",
+    "PositionsCallback",
     "__version__",
+    "ablate",
+    "ablation_effects",
     "added_parameters",
     "analyze",
     "atlas",
+    "attention_pattern",
     "bridge",
     "compare",
     "experiments",
+    "explain_logit",
     "findings",
+    "head_means",
     "head_table",
     "interventions",
     "layout",
     "load",
     "load_model",
+    "measure_step",
     "measures",
     "plots",
     "prompt",
@@ -82,6 +97,7 @@ __all__ = [
     "set_positions",
     "tasks",
     "tokens",
+    "training_scalars",
     "verify",
     "write_prompts",
     "write_run",
@@ -90,11 +106,14 @@ __all__ = [
 
 if TYPE_CHECKING:
     from repo_interp import experiments, measures, plots, tasks
+    from repo_interp.analysis.ablation import ablation_effects, head_means
     from repo_interp.analysis.analyze import analyze
     from repo_interp.analysis.atlas import atlas
     from repo_interp.analysis.coercion import prompt, tokens
     from repo_interp.analysis.heads import head_table
+    from repo_interp.analysis.one_head import attention_pattern, explain_logit
     from repo_interp.analysis.score import score, score_needles
+    from repo_interp.analysis.training import PositionsCallback, measure_step, training_scalars
     from repo_interp.comparison.align import compare
     from repo_interp.errors import InputError
     from repo_interp.models import interventions
@@ -102,6 +121,7 @@ if TYPE_CHECKING:
     from repo_interp.models.bridge import bridge
     from repo_interp.models.checkpoints import load_model, save
     from repo_interp.models.interventions import set_positions
+    from repo_interp.models.interventions.ablation import ablate
     from repo_interp.models.load import load, zoo
     from repo_interp.models.reposition import added_parameters, layout, reposition
     from repo_interp.plots.findings import findings

@@ -35,7 +35,7 @@ def compare(runs: Sequence[Run] | Mapping[str, Run]) -> xr.DataTree:
     """`runs` as one tree: one node per measure, every variable with the axis `run` first (see the module).
 
     A mapping names the runs; otherwise their checkpoints do. Steps of one training are put in order. Raises InputError for fewer than
-    two runs, for names that are given twice, and when no measure is common to two runs.
+    two runs, for names that are given twice, for two steps of a training with the same weights, and when no measure is common to two runs.
     """
     if isinstance(runs, str) or not isinstance(runs, Iterable):
         raise InputError(f"several runs were wanted, as a list or by name; got a {type(runs).__name__}")
@@ -47,7 +47,7 @@ def compare_named(runs: Sequence[tuple[str | None, Run]]) -> xr.DataTree:
     by_name = runs_by_name(runs)
     if len(by_name) < 2:
         raise InputError(f"two runs or more were wanted to compare, of different checkpoints; got {', '.join(by_name) or 'none'}")
-    steps = training_steps(list(by_name.values()))
+    steps = training_steps(by_name)
     if steps is not None:
         order = sorted(zip(steps, by_name, strict=True))
         steps, by_name = [step for step, _ in order], {name: by_name[name] for _, name in order}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import xarray as xr
@@ -30,12 +30,31 @@ def runs_by_name(runs: Sequence[tuple[str | None, Run]]) -> dict[str, xr.DataTre
     return _named(_merged([(name, *opened) for name, run in runs for opened in _opened(run)]))
 
 
-def training_steps(runs: Sequence[xr.DataTree]) -> list[int] | None:
-    """The step of every run, where they are the saved steps (steps/000100, ...) of checkpoints of one layout; None otherwise."""
-    names = [re.search(r"(?:^|/)(\d+)$", str(run.attrs.get("checkpoint", ""))) for run in runs]
-    layouts = {layout_of(run) for run in runs}
-    steps = [int(name[1]) for name in names if name is not None]
-    return steps if len(steps) == len(runs) == len(set(steps)) and len(layouts) == 1 else None
+def training_steps(runs: Mapping[str, xr.DataTree]) -> list[int] | None:
+    """The step of every run, where they are of one training and layout; None otherwise.
+
+    A run has the attribute `training_step`, or is of a saved step (steps/000100). Raises InputError where two steps have the same weights.
+    """
+    steps = {name: _step(run) for name, run in runs.items()}
+    found = [step for step in steps.values() if step is not None]
+    if not len(found) == len(runs) == len(set(found)) or len({layout_of(run) for run in runs.values()}) > 1:
+        return None
+    by_digest: dict[str, str] = {}
+    for name, run in runs.items():
+        digest = str(run.attrs.get("checkpoint_digest", "")) or name
+        if by_digest.setdefault(digest, name) != name:
+            raise InputError(
+                f"steps {steps[by_digest[digest]]} and {steps[name]} of a training have the same weights ({digest[:8]}), so one of them "
+                "is not of its step; leave one out"
+            )
+    return found
+
+
+def _step(run: xr.DataTree) -> int | None:
+    if isinstance(step := run.attrs.get("training_step"), int):
+        return step
+    named = re.search(r"(?:^|/)(\d+)$", str(run.attrs.get("checkpoint", "")))
+    return None if named is None else int(named[1])
 
 
 def layout_of(run: xr.DataTree) -> str:

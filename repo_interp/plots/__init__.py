@@ -4,6 +4,7 @@ from repo_interp.plots.catalogue import figures_of as comparison_figures
 from repo_interp.plots.catalogue import tables, write_figures
 from repo_interp.plots.marks.heads import head_grid
 from repo_interp.plots.marks.table import Table
+from repo_interp.plots.one_head import attention_pattern, logit_parts
 from repo_interp.plots.pages.report import report_page
 from repo_interp.plots.style import paper_figure, save_figure, style
 from repo_interp.plots.view import View
@@ -38,6 +39,7 @@ __all__ = [
     "View",
     "atlas_names",
     "atlas_overview",
+    "attention_pattern",
     "beyond_training_length",
     "comparison_figures",
     "component_curves",
@@ -53,6 +55,7 @@ __all__ = [
     "heads_by_saliency",
     "heads_ranked",
     "logit_by_distance",
+    "logit_parts",
     "mass_by_span",
     "mass_grid",
     "output_traces",

@@ -7,6 +7,11 @@ SVG.
 
 A character that no font has is written as its code: "模型" -> "\\u6a21\\u578b".
 
+    ri.plots.position_lines(run, 5, 1, figsize=(4, 2))        every figure takes a size in inches
+    ri.plots.position_lines(run, 5, 1, ax=ax)                 one of a single axes is drawn on yours, which is returned
+
+What you set in matplotlib's rcParams, fonts above all, stays: the style fills in what has matplotlib's default.
+
 Knows nothing about runs: names in, colours and figures out. It never touches pyplot, so nothing is left open and no state is
 global. A dollar sign is a dollar sign: names of checkpoints, spans and tokens are no mathematics.
 """
@@ -15,22 +20,32 @@ from __future__ import annotations
 
 import io
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from contextvars import ContextVar
+from functools import cache, wraps
 from itertools import product
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, NoReturn, TypeVar, cast
 
 import matplotlib as mpl
 import numpy as np
+from annotated_types import Interval
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
+from matplotlib.transforms import ScaledTranslation
 from PIL import Image
+
+from repo_interp.errors import InputError, one_line
+from repo_interp.values import checked
+
+Drawn = TypeVar("Drawn")
+Inches = Annotated[float, Interval(gt=0, le=1000)]
 
 FONTS = ("DejaVu Sans", "STIXGeneral")
 """Fonts of every figure, the first of which has a character draws it. They come with matplotlib, so that every machine gives the same
@@ -119,6 +134,8 @@ _SETTINGS: Mapping[str, Any] = {
     "ytick.minor.width": 0.4,
     "xtick.major.pad": 2.0,
     "ytick.major.pad": 2.0,
+    "figure.titlesize": 7.5,
+    "figure.labelsize": 7.0,
     "legend.fontsize": 6.5,
     "legend.frameon": False,
     "legend.handlelength": 1.2,
@@ -161,17 +178,118 @@ class PaperFigure(Figure):
         return rendered(self, ("png",), dpi=150)["png"]
 
 
-@contextmanager
-def style() -> Iterator[None]:
-    """Draw in the paper style inside this context; as a decorator, inside a whole function."""
-    with mpl.rc_context(cast(Any, _SETTINGS)):
-        yield
+class Style:
+    """The paper style, as a context or a decorator; see `style`."""
+
+    def __init__(self) -> None:
+        self._context = mpl.rc_context(cast(Any, _settings()))
+
+    def __enter__(self) -> None:
+        self._context.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        self._context.__exit__(*raised)
+
+    def __call__(self, draw: Callable[..., Drawn]) -> Callable[..., Drawn]:
+        """`draw` in this style, with the further arguments `ax` and `figsize`."""
+
+        @wraps(draw)
+        def drawn(*arguments: Any, ax: Any = None, figsize: Any = None, **keywords: Any) -> Any:
+            before = _ASKED.set(_ASKED.get() if ax is None and figsize is None else _asked(ax, figsize))
+            try:
+                with style():
+                    figure = draw(*arguments, **keywords)
+                    return figure.finish() if isinstance(figure, _OnAxes) and ax is not None else figure
+            finally:
+                _ASKED.reset(before)
+
+        return drawn
+
+
+def style() -> Style:
+    """Draw in the paper style inside this context.
+
+    As a decorator, inside a whole function that makes its figure by `paper_figure`, which then takes `ax` and `figsize` too.
+    """
+    return Style()
+
+
+def _settings() -> dict[str, Any]:
+    """The settings of the style that the user has not changed. Sizes of texts follow the user's; our fonts draw what the user's lack."""
+    known, default = cast(Any, mpl.rcParams), cast(Any, mpl.rcParamsDefault)
+    settings = {name: value for name, value in _SETTINGS.items() if known[name] == default[name]}
+    if "font.size" not in settings and known["font.size"] != _SETTINGS["font.size"]:
+        larger = known["font.size"] / _SETTINGS["font.size"]
+        settings |= {
+            name: larger * value for name, value in settings.items() if name.endswith(("titlesize", "labelsize", "fontsize"))
+        }
+    if not {"font.family", "font.sans-serif"} <= settings.keys():
+        settings["font.family"] = list(dict.fromkeys([*known["font.family"], *FONTS]))
+    return settings
+
+
+_ASKED: ContextVar[Axes | tuple[float, float] | None] = ContextVar("asked", default=None)
+"""The axes, or the size in inches, that the caller of a figure wants."""
+
+
+def _asked(ax: Any, figsize: Any) -> Axes | tuple[float, float]:
+    """Raises InputError for what is no axes or size, and for both."""
+    if ax is None:
+        return checked(figsize, tuple[Inches, Inches], "figsize")
+    if figsize is not None or not isinstance(ax, Axes):
+        came = "also figsize" if isinstance(ax, Axes) else one_line(repr(ax), 80)
+        raise InputError(f"as ax, one matplotlib Axes was wanted, with the size that it has; got {came}")
+    return ax
+
+
+class _OnAxes:
+    """The caller's axes in the place of a figure: what a figure of a single axes has around it is put on them."""
+
+    def __init__(self, ax: Axes) -> None:
+        self.ax = ax
+        self.figure = cast(Figure, ax.get_figure(root=True))
+        self.colorbar = self.figure.colorbar
+        self.caption = ""
+
+    def subplots(self, *panels: Any, **options: Any) -> Axes:
+        """The axes. Raises InputError where panels are asked for."""
+        return self.add_gridspec() if panels else self.ax
+
+    def add_gridspec(self, *panels: Any, **options: Any) -> NoReturn:
+        """Raises InputError: these are several axes."""
+        raise InputError(
+            "this figure may have several axes, so that yours cannot hold it; leave ax out, and give figsize=(width, height)"
+        )
+
+    subfigures = add_gridspec
+
+    def legend(self, **options: Any) -> None:
+        """A legend below the axes and their labels, for which a constrained layout makes room."""
+        depth = (self.finish().bbox.y0 - cast(Any, self.ax.get_tightbbox()).y0) / self.figure.dpi
+        below = self.ax.transAxes + ScaledTranslation(0, -depth, self.figure.dpi_scale_trans)
+        self.ax.legend(**{**options, "loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": below})
+
+    def get_figwidth(self) -> float:
+        """Width of the axes in inches."""
+        return self.ax.bbox.width / self.figure.dpi
+
+    def finish(self) -> Axes:
+        """The axes, whose labels of ticks are made now: later they would have the fonts of the caller alone, and dollars be mathematics."""
+        for label in [*self.ax.get_xticklabels(which="both"), *self.ax.get_yticklabels(which="both")]:
+            label.set(parse_math=False, fontfamily=mpl.rcParams["font.family"])
+        return self.ax
 
 
 def paper_figure(width: float = PAGE_WIDTH, height: float = 2.4) -> PaperFigure:
-    """An empty figure of `width` x `height` inches, laid out by its content. Call inside `style()`, or from a function under `@style()`."""
+    """An empty figure of `width` x `height` inches, laid out by its content. Call inside `style()`, or from a function under `@style()`.
+
+    From a function under `@style()` it is the figure that the function's caller asked for by `ax` or `figsize`.
+    """
+    asked = _ASKED.get()
+    if isinstance(asked, Axes):
+        return cast(Any, _OnAxes(asked))
     layout = ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03, wspace=0.03, hspace=0.03)
-    figure = PaperFigure(figsize=(width, height), layout=layout)
+    figure = PaperFigure(figsize=asked or (width, height), layout=layout)
     FigureCanvasAgg(figure)
     return figure
 
@@ -266,12 +384,25 @@ def legible(text: str) -> str:
     return "".join(character if character == "\n" or is_drawable(character) else code_of(character) for character in text)
 
 
-@cache
 def is_drawable(character: str) -> bool:
-    """Whether one of `FONTS` has `character`; control characters and halves of surrogate pairs are not drawn whatever fonts have."""
+    """Whether one of the fonts has `character`; control characters and halves of surrogate pairs are not drawn whatever fonts have."""
+    return _is_in(character, tuple(dict.fromkeys([*mpl.rcParams["font.family"], *FONTS])))
+
+
+@cache
+def _is_in(character: str, families: tuple[str, ...]) -> bool:
     return unicodedata.category(character) not in ("Cc", "Cs") and any(
-        get_font(findfont(FontProperties(family=[name]))).get_char_index(ord(character)) for name in FONTS
+        file is not None and get_font(file).get_char_index(ord(character)) for file in map(_file_of, families)
     )
+
+
+@cache
+def _file_of(family: str) -> str | None:
+    """The file of a font; None where it is not installed."""
+    try:
+        return str(findfont(FontProperties(family=[family]), fallback_to_default=False))
+    except ValueError:
+        return None
 
 
 def code_of(character: str) -> str:

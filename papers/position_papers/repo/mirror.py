@@ -339,7 +339,7 @@ def _figure(data: xr.Dataset, name: str) -> PaperFigure:
             ax.set_xlabel("z of the word (positions)")
         axes[0, 0].set_ylabel("position z (positions)")
         axes[1, 0].set_ylabel("z of the copy (positions)")
-        figure.suptitle(f"{name}: one text above, {counted(data.sizes['prompt'], 'text')} below", x=0.01, ha="left", fontsize=7.5)
+        figure.suptitle(f"{name}: one text above, {counted(data.sizes['prompt'], 'text')} below", x=0.01, ha="left")
         legend_below(
             figure,
             [

@@ -1,9 +1,9 @@
 """One variable of several runs in one figure, by one rule from its own axes.
 
     mean over prompts first; then, by the axes other than `run`,
-      layer, head                    `maps`, and their difference                steps: also `lines` over the training step
+      layer, head                    `maps`, and their difference                steps: also `lines` over the training step, one per head
       two block axes                 `maps` of the head in which runs differ most
-      names (span, pattern, kind)    `dots`, all layers and heads together       steps: `lines`, one per name
+      names (span, pattern, kind)    `dots`, all layers and heads together       steps: `lines`, one per name; of a name, one per head
       numbers (distance, component)  `lines`, one per run, a panel per layer
 
     maps   [run, row, column]   one per run with one colour scale, and the difference of each to the first run
@@ -76,12 +76,15 @@ def _figures(
         yield "", maps(moved.isel(head), runs, named), f". {named}, the head in which the runs differ most"
     elif not names and not numbers and len(heads) == 2:
         yield "", maps(values, runs, f"{values.sizes['layer']} layers of {values.sizes['head']} heads"), ""
-        if runs.steps is not None:
-            yield "over_steps", lines(values, runs, "run", None, "layer"), ""
+        yield from _over_steps(values, runs, "over_steps")
     elif not names and not numbers and heads == ["layer"]:
         yield "", lines(values, runs, "layer"), ""
     elif len(names) == 1 and not numbers:
         yield "", dots(values, runs, names[0]) if runs.steps is None else lines(values, runs, "run", names[0]), ""
+        for label in [name for name in names_along(values, names[0]) if "." not in name] if len(heads) == 2 else ():
+            named = values.sel({names[0]: label})
+            titled = named.assign_attrs(long_name=f"{values.attrs.get('long_name', values.name)}: {label}")
+            yield from _over_steps(titled, runs, f"{label}_over_steps")
     elif numbers and len(names) + len(numbers) <= 3:
         x = max(numbers, key=lambda dim: values.sizes[dim])
         panel, apart = [*(dim for dim in [*numbers, *names] if dim != x), None, None][:2]
@@ -96,6 +99,14 @@ def _figures(
                 )
                 if np.isfinite(named.values).any():
                     yield str(label), lines(named, runs, x, panel=panel), f": {apart} {label}"
+
+
+def _over_steps(values: xr.DataArray, runs: Runs, suffix: str) -> Iterator[tuple[str, PaperFigure, str]]:
+    """`values` [run, layer, head] of the steps of a training: a line per head, their mean where heads are more than colours."""
+    if runs.steps is not None:
+        few = values.sizes["head"] <= len(_LINES)
+        named = values.assign_coords(head=[f"head {number}" for number in values["head"].values])
+        yield suffix, lines(named, runs, "run", "head" if few else None, "layer"), ""
 
 
 @style()
@@ -180,9 +191,9 @@ def lines(
             ax.set_xticks(places, [f"{value:g}" for value in places])
             ax.minorticks_off()
     name_columns(axes, unit_label("training step" if x == "run" else axis_name(x), values[x]))
-    figure.supylabel(str(values.attrs.get("units", "")).removesuffix("1") or axis_name(values.name), fontsize=7)
+    figure.supylabel(str(values.attrs.get("units", "")).removesuffix("1") or axis_name(values.name))
     some = f"{len(labels)} of {values.sizes[panel]} {axis_name(panel)}s" if panel and len(labels) < values.sizes[panel] else ""
-    name_figure(figure, _title(values), "; ".join(filter(None, [_averaged_over(values, x, panel), some])))
+    name_figure(figure, _title(values), "; ".join(filter(None, [_averaged_over(values, x, panel, line), some])))
     if line is not None:
         handles = [Line2D([], [], markersize=3, **look) for look in looks.values()]
         legend_below(figure, runs.handles([*map(str, looks)]) if line == "run" else handles)
@@ -234,7 +245,7 @@ def axis_name(axis: Hashable) -> str:
 def name_figure(figure: PaperFigure, title: str, detail: str) -> None:
     """Write `title`, and below it `detail`, above `figure`."""
     text = title[:1].upper() + title[1:]
-    figure.suptitle(f"{text}\n{detail}" if detail else text, x=0.01, ha="left", fontsize=7.5)
+    figure.suptitle(f"{text}\n{detail}" if detail else text, x=0.01, ha="left")
 
 
 def name_columns(axes: np.ndarray, label: str) -> None:
@@ -316,9 +327,9 @@ def _hide_others(axes: np.ndarray, drawn: Sequence[Axes]) -> None:
             ax.set_axis_off()
 
 
-def _averaged_over(values: xr.DataArray, axis: Hashable, panel: Hashable | None) -> str:
+def _averaged_over(values: xr.DataArray, *apart: Hashable | None) -> str:
     """What a line and its band are: "mean and middle half over 4 layers of 4 heads"."""
-    rest = [f"{values.sizes[dim]} {dim}s" for dim in ("layer", "head") if dim in values.dims and dim not in (axis, panel)]
+    rest = [f"{values.sizes[dim]} {dim}s" for dim in ("layer", "head") if dim in values.dims and dim not in apart]
     return f"mean and middle half over {' of '.join(rest)}" if rest else ""
 
 

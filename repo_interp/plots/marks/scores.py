@@ -206,8 +206,8 @@ def score_maps(maps: xr.DataArray, training_length: int, counts: xr.DataArray | 
     assert image is not None
     label = unit_label(str(maps.attrs.get("long_name", "score")), maps)
     colour_bar(figure, image, list(axes.flat), label, pad=0.01, fraction=0.03, aspect=22)
-    figure.supxlabel("context length (tokens)", fontsize=7)
-    figure.supylabel("depth of the needle (% of the context before it)", fontsize=7)
+    figure.supxlabel("context length (tokens)")
+    figure.supylabel("depth of the needle (% of the context before it)")
     return figure
 
 

@@ -159,6 +159,7 @@ def chance_per_token(dataset: xr.Dataset) -> xr.DataArray | None:
     return (dataset["chance"] / dataset["span_tokens"].where(dataset["span_tokens"] > 0)).mean(("prompt", "layer"))
 
 
+@style()
 def mass_grid(run: xr.DataTree, span: str = "needle") -> PaperFigure:
     """Attention mass on `span` of every head, the mean over prompts, as a layer x head map. Raises InputError as `heads_ranked`."""
     return head_grid_figure(mass_of_heads(run, span))

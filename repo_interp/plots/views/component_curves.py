@@ -67,7 +67,7 @@ def logit_by_distance(logits: xr.DataArray) -> PaperFigure:
     known = logits.sel(weights="trained").notnull().any(("length", "checkpoint")).values
     axes[-1].set_xlim(0, 1.01 * float(logits["distance"].values[known].max()))
     axes[-1].set_xlabel(DISTANCE)
-    figure.supylabel(LOGIT, fontsize=7)
+    figure.supylabel(LOGIT)
     handles = [Line2D([], [], color="#222222", linewidth=1.2, label="sequences of length L")]
     if logits.sizes["length"] > 1:
         handles.append(Line2D([], [], color="#222222", linewidth=1.2, alpha=0.45, label="longer"))

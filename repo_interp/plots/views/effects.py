@@ -66,7 +66,7 @@ def effect_maps(run: xr.DataTree) -> PaperFigure:
         ax.set_title(f"positions: {KIND_NAMES.get(kind, kind)}\n{others if np.isfinite(drawn).all() else ''}".rstrip())
     for ax in panels[len(kinds) :]:
         ax.set_axis_off()
-    figure.suptitle("change of log p(answer), nats, by the head whose positions are changed", x=0.01, ha="left", fontsize=7.5)
+    figure.suptitle("change of log p(answer), nats, by the head whose positions are changed", x=0.01, ha="left")
     legend_below(figure, scheme_handles(schemes(effects).values()))
     return figure
 
@@ -119,7 +119,7 @@ def screening_fit(run: xr.DataTree) -> PaperFigure:
         ax.set(xlabel="exact", ylabel="one backward pass")
     for ax in panels[len(kinds) :]:
         ax.set_axis_off()
-    figure.suptitle("change of the logit difference; line: equal", x=0.01, ha="left", fontsize=7.5)
+    figure.suptitle("change of the logit difference; line: equal", x=0.01, ha="left")
     legend_below(figure, scheme_handles(schemes(effects).values(), "o"))
     return figure
 

@@ -108,13 +108,11 @@ def output_traces(run: xr.DataTree) -> PaperFigure:
         ax.set_title(f"query {int(trace['trace']):,}\n{share:.0f} % outside")
     for ax in axes.flat[len(traces) :]:
         ax.set_visible(False)
-    figure.supxlabel(f"first component ({shares[0]:.0f} % of variance)", fontsize=7)
-    figure.supylabel(f"second component ({shares[1]:.0f} %)", fontsize=7)
+    figure.supxlabel(f"first component ({shares[0]:.0f} % of variance)")
+    figure.supylabel(f"second component ({shares[1]:.0f} %)")
     colour_bar(figure, ScalarMappable(steps, shades), list(axes.flat), "window starts at token", pad=0.01, fraction=0.02)
     layer, window = dataset.attrs["layer"], dataset.attrs["window"]
-    figure.suptitle(
-        f"Layer {layer}, windows of {window} keys; dots: outputs at the training length", x=0.01, ha="left", fontsize=7.5
-    )
+    figure.suptitle(f"Layer {layer}, windows of {window} keys; dots: outputs at the training length", x=0.01, ha="left")
     return figure
 
 

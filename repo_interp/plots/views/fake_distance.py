@@ -64,7 +64,7 @@ def fake_distance_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
     beside.tick_params(labelleft=False)
     image = draw_map(beneath, rebuilt, tokens, limits, f"Sum of the axes, r = {r_of(fit, layer, head)}", "key", "fake distance")
     colour_bar(figure, image, beneath, "logits", pad=0.02, fraction=0.05)
-    figure.suptitle(described(fit, layer, head, tokens, maps), x=0.01, ha="left", fontsize=7.5)
+    figure.suptitle(described(fit, layer, head, tokens, maps), x=0.01, ha="left")
     return figure
 
 

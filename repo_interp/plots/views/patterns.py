@@ -67,7 +67,7 @@ def pattern_shares(run: xr.DataTree) -> PaperFigure:
     name_ticks(by_head.xaxis, shares["head"].values, 16)
     by_head.set(xlabel="head", ylabel="layer")
     by_head.set_title("By layer and head")
-    figure.suptitle(_caption(patterns), x=0.01, ha="left", fontsize=7.5)
+    figure.suptitle(_caption(patterns), x=0.01, ha="left")
     handles = [Patch(facecolor=PATTERN_COLOURS[name], label=name) for name in names]
     legend_below(figure, [*handles, *scheme_handles(named.values())])
     return figure

@@ -52,7 +52,7 @@ def perturbation_grid(run: xr.DataTree, value: str = "log_perplexity") -> PaperF
     beyond = "both" if bool((abs(worse) > 1.05 * reach).any()) else "neither"
     colour_bar(figure, images[0], list(axes), unit_label("worse than without", cells), pad=0.01, fraction=0.03, extend=beyond)
     title = {"log_perplexity": "log perplexity", "task_score": str(dataset.attrs.get("metric", "task score"))}
-    figure.suptitle(unit_label(title.get(value, RISE), cells), x=0.01, ha="left", fontsize=7.5)
+    figure.suptitle(unit_label(title.get(value, RISE), cells), x=0.01, ha="left")
     return figure
 
 

@@ -291,7 +291,7 @@ def positions_beside(tree: xr.DataTree) -> PaperFigure | None:
             ax.locator_params(axis="y", nbins=4)
         row[0].set_ylabel(runs.title(name))
     name_columns(axes, "token index")
-    figure.supylabel("position (each panel its own range)", fontsize=7)
+    figure.supylabel("position (each panel its own range)")
     legend_below(figure, span_handles(tokens.top_spans, names))
     figure.caption = f"Positions of the {tokens.count} tokens of the first prompt, in the heads whose positions spread most."
     return figure

@@ -100,8 +100,8 @@ def rotation_grid(run: xr.DataTree, most: int = 12) -> PaperFigure:
             inset.text(0.04, 0.97, f"× {times}", transform=inset.transAxes, fontsize=6, va="top")
     for ax in axes.flat[len(chosen) :]:
         ax.set_visible(False)
-    figure.suptitle(TITLE, x=0.01, ha="left", fontsize=7.5)
-    figure.supxlabel(ADDS, fontsize=7)
+    figure.suptitle(TITLE, x=0.01, ha="left")
+    figure.supxlabel(ADDS)
     return figure
 
 

@@ -141,6 +141,7 @@ def draw_text(
     return ax
 
 
+@style()
 def saliency_heads(run: xr.DataTree, value: str = "saliency") -> PaperFigure:
     """The size of `value` by layer and head, the mean over prompts. Raises InputError when the run has no saliency, or no such value."""
     if value not in VALUES:

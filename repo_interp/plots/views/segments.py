@@ -110,6 +110,7 @@ def segment_scores(run: xr.DataTree, kind: str | None = None) -> PaperFigure:
     return figure
 
 
+@style()
 def segment_grid(run: xr.DataTree, kind: str | None = None) -> PaperFigure:
     """The share of variance between segments beyond that of shuffled edges, layers by heads. Raises InputError as `segment_scores`."""
     dataset = group(run, "segments")

@@ -47,6 +47,7 @@ def task_scores(run: xr.DataTree) -> PaperFigure:
     return figure
 
 
+@style()
 def task_perplexity(run: xr.DataTree) -> PaperFigure:
     """Perplexity by length, for a task that is scored in nats per token. Raises InputError for any other run."""
     if not _has_perplexity(run):

@@ -107,7 +107,7 @@ def three_axis_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
     for ax, (name, values) in zip(np.ravel(np.asarray(middle.subplots(3, 1))), axes.items(), strict=True):
         draw_axis(ax, values, colour, name)
         ax.set_title(f"{name} axis", pad=2)
-    figure.suptitle(described(fit, layer, head, tokens, maps), x=0.01, ha="left", fontsize=7.5)
+    figure.suptitle(described(fit, layer, head, tokens, maps), x=0.01, ha="left")
     return figure
 
 

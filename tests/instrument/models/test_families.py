@@ -19,7 +19,8 @@ DIFFERENT = (
     *("bloom", "falcon", "gptj"),
 )
 """Fused and partial; interleaved pairs; layers without rotation; two frequencies; sinks; experts; learned absolute positions; hybrids;
-latent attention, with a selection of keys; keys of another layer; a norm after the rotation; masks and biases of a family's own; attention that is computed by the family itself."""
+latent attention, with a selection of keys; keys of another layer; a norm after the rotation; masks and biases of a family's own;
+attention that the family computes itself."""
 CACHED = ("gpt_neox", "glm4", "gptj", "falcon", "bloom", "cohere2", "gemma3_text", "gpt_oss", "deepseek_v3", "gpt2")
 TOKENS = torch.randint(3, 119, (2, 12), generator=torch.Generator().manual_seed(1))
 

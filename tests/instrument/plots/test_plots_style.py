@@ -10,9 +10,12 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 from PIL import Image
 from places import SUPPORT
 
+from repo_interp import plots
+from repo_interp.errors import InputError
 from repo_interp.plots.style import (
     PATTERN_COLOURS,
     SCHEME_COLOURS,
@@ -67,6 +70,67 @@ def test_unknown_format_is_refused(tmp_path):
     with pytest.raises(ValueError, match="png, svg, pdf"):
         save_figure(figure, tmp_path / "figure", ["png", "gif"])
     assert not list(tmp_path.iterdir())
+
+
+SINGLE = {
+    "position_lines": lambda run, **where: plots.position_lines(run, 5, 1, **where),
+    "position_grid": lambda run, **where: plots.position_grid(run, **where),
+    "mass_by_span": lambda run, **where: plots.mass_by_span(run, **where),
+    "mass_grid": lambda run, **where: plots.mass_grid(run, **where),
+}
+SEVERAL = {
+    "pattern_shares": lambda run, **where: plots.pattern_shares(run, **where),
+    "heads_ranked": lambda run, **where: plots.heads_ranked(run, **where),
+    "position_ranges": lambda run, **where: plots.position_ranges(run, **where),
+}
+
+
+@pytest.mark.parametrize("name", [*SINGLE, *SEVERAL])
+def test_every_figure_takes_a_size(name, small):
+    assert (SINGLE | SEVERAL)[name](small, figsize=(4, 3)).get_size_inches().tolist() == [4, 3]
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_a_figure_of_one_axes_is_drawn_on_the_callers(name, small):
+    own = SINGLE[name](small)
+    ax = Figure(layout="constrained").subplots(1, 2)[1]
+    assert SINGLE[name](small, ax=ax) is ax
+    ids = [{artist.get_gid() for artist in axes.findobj() if artist.get_gid()} for axes in (own.axes[0], ax)]
+    assert ids[0] and ids[0] <= ids[1] and ax.get_ylabel() == own.axes[0].get_ylabel()
+    ax.figure.draw_without_rendering()
+
+
+@pytest.mark.parametrize(
+    ("where", "line"),
+    [
+        ({"ax": 3}, "one matplotlib Axes was wanted, with the size that it has; got 3"),
+        ({"figsize": (4, 0)}, "figsize is .4, 0.; wanted numbers above 0 and of at most 1,000"),
+        ({"figsize": "wide"}, "figsize is 'wide'"),
+        ({"ax": Figure().subplots(), "figsize": (4, 3)}, "got also figsize"),
+    ],
+)
+def test_what_is_no_place_for_a_figure_is_refused(where, line, small):
+    with pytest.raises(InputError, match=line):
+        plots.mass_by_span(small, **where)
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_a_figure_of_several_axes_leaves_the_callers_alone(name, small):
+    ax = Figure().subplots()
+    with pytest.raises(InputError, match="this figure may have several axes"):
+        SEVERAL[name](small, ax=ax)
+    assert not ax.lines and not ax.texts
+
+
+def test_what_the_user_has_set_stays_and_the_rest_is_ours(small):
+    with mpl.rc_context({"font.family": ["STIXGeneral"], "font.size": 14.0}):
+        ax = plots.mass_by_span(small).axes[0]
+    assert ax.yaxis.label.get_fontfamily()[0] == "STIXGeneral" and ax.yaxis.label.get_size() == 14
+    assert ax.title.get_size() == 15 and not ax.spines["top"].get_visible()
+    with mpl.rc_context({"lines.linewidth": 3.0}), style(), style():
+        assert mpl.rcParams["lines.linewidth"] == 3 and mpl.rcParams["font.size"] == 7 and mpl.rcParams["axes.titlesize"] == 7.5
+    with mpl.rc_context({"font.size": 14.0}), style(), style():
+        assert mpl.rcParams["axes.titlesize"] == 15 and mpl.rcParams["figure.titlesize"] == 15
 
 
 SCRIPT = """

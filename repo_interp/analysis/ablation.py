@@ -1,0 +1,115 @@
+"""What heads are needed for: the answer's log-probability without them, and without as many other heads of the same layers.
+
+    effect = mean over prompts of  mean over targets of log p(target | heads ablated) - log p(target)       in nats
+
+Targets are the generated tokens where every prompt has some, else all tokens but the first. Brings together prompts, models and
+interventions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from repo_interp.analysis.coercion import Prompts, as_prompts, tokens
+from repo_interp.errors import InputError
+from repo_interp.experiments.prompt_sets import scoring_of
+from repo_interp.experiments.responses import forced_responses
+from repo_interp.models.bridge import model_of
+from repo_interp.models.capture import decode
+from repo_interp.models.interventions.ablation import HeadMeans, ablate, head_pairs
+from repo_interp.models.outputs import attention_outputs
+from repo_interp.models.reposition import attentions
+from repo_interp.values import CountOrNone, Seed, checked
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@torch.no_grad()
+def head_means(bridge: nn.Module, prompts: Prompts) -> dict[int, Float[Tensor, "head d_head"]]:
+    """What every head writes on average over all tokens of `prompts`, by layer, for `ri.ablate(bridge, heads, means)`.
+
+    Raises InputError for what is no prompt, and for tokens that the model lacks.
+    """
+    sums: dict[int, Tensor] = {}
+    count = 0
+
+    def receive(layer: int, outputs: Tensor) -> None:
+        sums[layer] = sums.get(layer, 0.0) + outputs.double().sum((0, 1))
+
+    for prompt in as_prompts(prompts, bridge):
+        ids, valid = tokens([prompt], bridge)
+        with attention_outputs(bridge, receive):
+            decode(bridge, ids, valid)
+        count += ids.shape[1]
+    if not count:
+        raise InputError("there are no prompts")
+    heads = {attention.layer_idx: attention.heads for attention in attentions(bridge)}
+    return {layer: (total / count).float().unflatten(0, (heads[layer], -1)) for layer, total in sums.items()}
+
+
+def ablation_effects(
+    bridge: nn.Module,
+    heads: Sequence[tuple[int, int]] | tuple[int, int],
+    prompts: Prompts,
+    means: HeadMeans | None = None,
+    controls: int = 10,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """What ablating `heads` does to the answers of `prompts`, and what as many random other heads of the same layers do, `controls` times.
+
+        table = ri.ablation_effects(bridge, [(0, 0), (0, 3)], prompts)
+
+    One row for the whole model, one for `heads`, one per control: which heads, the mean log-probability of the targets in nats, its change
+    (effect), and the standard error of the change over prompts. `means`: as for `ri.ablate`. Raises InputError as `ri.ablate`, and where a
+    layer has too few other heads for a control.
+    """
+    import pandas as pd
+
+    pairs, given = head_pairs(heads), as_prompts(prompts, bridge)
+    tokens(given, bridge)  # refuses no prompts, and tokens that the model lacks
+    model, scoring = model_of(bridge), scoring_of(given)
+    sets = {"whole model": [], "ablated": pairs}
+    controls, generator = checked(controls, CountOrNone, "controls"), np.random.default_rng(checked(seed, Seed, "seed"))
+    others = _others(bridge, pairs) if controls else {}
+    for number in range(controls):
+        drawn = [
+            (layer, int(head)) for layer, (count, left) in others.items() for head in generator.choice(left, count, replace=False)
+        ]
+        sets[f"control {number}"] = sorted(drawn)
+    read = {}
+    for name, chosen in sets.items():
+        with ablate(bridge, chosen, means) if chosen else nullcontext():
+            responses = forced_responses(model, scoring, given, 1)
+        read[name] = np.array([np.mean(response.log_probabilities) for response in responses])
+    rows = []
+    for name, values in read.items():
+        change = values - read["whole model"]
+        error = float(change.std(ddof=1) / np.sqrt(len(change))) if len(change) > 1 else float("nan")
+        named = ", ".join(f"L{layer} H{head}" for layer, head in sets[name])
+        rows.append(
+            {"ablation": name, "heads": named, "log_probability": values.mean(), "effect": change.mean(), "standard_error": error}
+        )
+    return pd.DataFrame(rows)
+
+
+def _others(bridge: nn.Module, pairs: Sequence[tuple[int, int]]) -> dict[int, tuple[int, list[int]]]:
+    """By layer of `pairs`, how many heads a control draws there, and from which."""
+    heads = {attention.layer_idx: attention.heads for attention in attentions(bridge)}
+    others = {}
+    for layer, count in sorted(Counter(layer for layer, _ in pairs).items()):
+        left = [head for head in range(heads.get(layer, count)) if (layer, head) not in pairs]
+        if layer in heads and len(left) < count:
+            raise InputError(
+                f"a control ablates {count} other heads of layer {layer}, which has {len(left)}; ablate fewer heads, or set controls=0"
+            )
+        others[layer] = (count, left)
+    return others

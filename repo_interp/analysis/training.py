@@ -1,0 +1,220 @@
+"""Measure a model while it is trained: a callback of transformers' Trainer, and the function below it for training loops of one's own.
+
+    every k steps    attach -> analyze a few prompts -> detach -> OUT/step-K/run.nc, and a few numbers for the log
+
+The model is measured where it stands, without a copy. Afterwards every module, its configuration and torch's random numbers are as they
+were, so that a training with the callback ends with the same bits as one without. `compare OUT/step-*` reads the runs as a series.
+
+Of several processes the first measures, and the others wait for it at their next exchange of gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+import xarray as xr
+from accelerate.utils import extract_model_from_parallel
+from torch import nn
+from transformers import TrainerCallback
+from transformers.integrations.integration_utils import get_reporting_integration_callbacks
+
+from repo_interp.analysis.analyze import analyze
+from repo_interp.analysis.coercion import Prompts, as_prompts
+from repo_interp.analysis.request import default_measures
+from repo_interp.errors import InputError, NotFinite, warn
+from repo_interp.files import path_of
+from repo_interp.measures.statistics import Measure
+from repo_interp.models.attention import attached
+from repo_interp.models.bridge import model_of
+from repo_interp.models.load import require_parity
+from repo_interp.models.reposition import layout, require_model, with_layout
+from repo_interp.plots.findings import findings
+from repo_interp.positions.layouts import FIXED
+from repo_interp.processes import alone
+from repo_interp.run import write_run
+from repo_interp.values import Count, CountOrNone, checked
+
+_FUSED = ("eager", "sdpa")
+"""Attention that takes weights of any precision; others need the half precision that a training step casts to."""
+
+
+class PositionsCallback(TrainerCallback):
+    """Measures `prompts` on the model in training: before the first step, every `every` steps, and after the last.
+
+        Trainer(model, arguments, train_dataset=data, callbacks=[ri.PositionsCallback(every=200, prompts=prompts)])
+
+    `prompts`: a handful, as `ri.analyze` takes them; texts are encoded by the Trainer's `processing_class`. Runs are written to
+    `out`/step-K (None: positions/step-K in the Trainer's output directory); `ri.training_scalars` of each go to `state.log_history` and to
+    whatever the Trainer reports to. `measures` None: those that the command `analyze` chooses for the model. What does not fit the model is
+    refused before the first step. A later step whose numbers are not finite, or that finds no room in memory or on the disk, is left out
+    with a warning, and the training goes on.
+    """
+
+    def __init__(
+        self,
+        every: int = 200,
+        prompts: Prompts = (),
+        out: str | PathLike[str] | None = None,
+        measures: Sequence[str | Measure] | None = None,
+    ) -> None:
+        """Raises InputError for no number of steps, no path, and no prompts."""
+        self.every = checked(every, Count, "every")
+        self.prompts = prompts if isinstance(prompts, str) or hasattr(prompts, "tokens") else list(cast(Any, prompts))
+        self.out = None if out is None else path_of(out, "a directory for the runs of a training")
+        self.measures = measures
+        self._reporters: list[Any] | None = None
+        self._last: int | None = None
+        if not self.prompts:
+            raise InputError("there are no prompts to measure; give PositionsCallback a few, prompts=[...]")
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Measure the model as it comes. Raises InputError where `out` holds runs of another training, and as `measure_step`."""
+        if not state.is_world_process_zero:
+            return
+        self.out = self.out or Path(args.output_dir) / "positions"
+        if state.global_step == 0 and any(self.out.glob("step-*")):
+            raise InputError(f"{self.out} holds runs of another training; remove them, or give another directory, out=...")
+        tokenizer = given.get("processing_class")
+        self.prompts = as_prompts(self.prompts, cast(Any, SimpleNamespace(tokenizer=tokenizer)))
+        self._measure(args, state, control, given)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Measure every `every` steps."""
+        if state.is_world_process_zero and state.global_step % self.every == 0:
+            self._measure_if_possible(args, state, control, given)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Measure the model as it leaves."""
+        if state.is_world_process_zero and state.global_step != self._last:
+            self._measure_if_possible(args, state, control, given)
+
+    def _measure_if_possible(self, args: Any, state: Any, control: Any, given: Mapping[str, Any]) -> None:
+        try:
+            self._measure(args, state, control, given)
+        except (NotFinite, OSError, MemoryError, torch.OutOfMemoryError) as error:
+            warn(f"positions were not measured at step {state.global_step}: {error}")
+
+    def _measure(self, args: Any, state: Any, control: Any, given: Mapping[str, Any]) -> None:
+        self._last = state.global_step
+        run = measure_step(given["model"], state.global_step, self.prompts, self.out, self.measures)
+        scalars = training_scalars(run)
+        state.log_history.append({**scalars, "epoch": state.epoch or 0.0, "step": state.global_step})
+        if self._reporters is None:
+            # The Trainer shows its callbacks neither itself nor each other: these are the reporters of the same run a second time.
+            self._reporters = [reporter() for reporter in get_reporting_integration_callbacks(args.report_to)]
+        for reporter in self._reporters:
+            reporter.on_log(args, state, control, model=given["model"], logs=dict(scalars))
+
+
+def measure_step(
+    model: nn.Module,
+    step: int,
+    prompts: Prompts,
+    out: str | PathLike[str] | None = None,
+    measures: Sequence[str | Measure] | None = None,
+) -> xr.DataTree:
+    """The run of `prompts` on `model` after `step` steps of its training, stock or repositioned; written to `out`/step-K/run.nc.
+
+        for step, batch in enumerate(batches):
+            ...
+            if step % 200 == 0:
+                run = ri.measure_step(model, step, prompts, out="runs/mine")
+
+    The model may be in training mode, under autocast or hold gradients; all stays as it is. It has no tokenizer, so that prompts are tokens
+    or Prompts. `measures` None: those that the command `analyze` chooses for the model. A peft model is measured with its adapter, one in
+    DistributedDataParallel or torch.compile by itself. Raises InputError as `analyze`, for a decoder that `reposition` refuses, and for
+    weights that are spread over processes (FSDP, ZeRO-3), NotFinite where everything stopped.
+    """
+    require_model(model)
+    step = checked(step, CountOrNone, "step")
+    inner = cast(Any, model_of(extract_model_from_parallel(model, keep_torch_compile=False)))
+    inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+    _require_whole(inner)
+    weight = next(inner.parameters())
+    devices = sorted({each.device.index or 0 for each in inner.parameters() if each.device.type == weight.device.type})
+    forked: dict[str, Any] = (
+        {"devices": devices, "device_type": weight.device.type} if weight.device.type != "cpu" else {"devices": []}
+    )
+    given = as_prompts(prompts, model)
+    with (
+        torch.random.fork_rng(**forked),
+        torch.autocast(weight.device.type, enabled=False),
+        torch.no_grad(),
+        alone(),
+        as_before(inner),
+    ):
+        inner.eval()
+        if all(attached(module) is None for module in inner.modules()):
+            with_layout(inner, None)
+        if inner.config._attn_implementation not in _FUSED:
+            inner.config._attn_implementation = "sdpa"
+        require_parity(inner)
+        run = analyze(inner, given, default_measures(given, layout(inner)) if measures is None else measures)
+    name = Path(getattr(inner.config, "name_or_path", "") or "").name
+    run.attrs |= {"training_step": step, "checkpoint": f"{name}/step-{step}" if name else f"step-{step}"}
+    if out is not None:
+        directory = path_of(out, "a directory for the runs of a training") / f"step-{step}"
+        directory.mkdir(parents=True, exist_ok=True)
+        write_run(run, directory / "run.nc")
+    return run
+
+
+def training_scalars(run: xr.DataTree) -> dict[str, float]:
+    """A few numbers of a run for the log of a training, those that its groups allow.
+
+    positions_range           of learned positions, mean over prompts and heads
+    positions_hybrid_share    of chunks, mean over heads with learned positions
+    positions_NAME_mass       attention from generated tokens to the prompts' main span: mean over prompts, of the head with most
+    positions_findings        number of findings (`ri.findings`)
+    """
+    found: dict[str, float] = {}
+    for name, group, variable, chosen in (
+        ("range", "positions", "position_range", {}),
+        ("hybrid_share", "patterns", "pattern_share", {"pattern": "hybrid"}),
+    ):
+        if group in run.children:
+            values = run[group].to_dataset()[variable].sel(chosen)
+            learned = ~values["scheme"].isin(FIXED)
+            found |= {name: float(values.isel(layer=learned).mean())} if learned.any() else {}
+    span = str(run.attrs.get("main_span", ""))
+    if span and "attention_mass" in run.children:
+        found[f"{span}_mass"] = float(run["attention_mass"].to_dataset()["mass"].sel(span=span).mean("prompt").max())
+    found["findings"] = float(len(findings(run)))
+    return {f"positions_{name}": value for name, value in found.items()}
+
+
+@contextmanager
+def as_before(model: nn.Module) -> Iterator[None]:
+    """After the context every module of `model`, and its configuration, has the attributes, children, buffers and hooks that it had before.
+
+    Tensors are not copied: their values must stay as they are inside.
+    """
+    owners: list[Any] = [*model.modules(), model.config]
+    kinds = type(model.config)
+    before = [
+        (owner, dict(vars(owner)), [(table, dict(table)) for table in vars(owner).values() if isinstance(table, dict)])
+        for owner in owners
+    ]
+    try:
+        yield
+    finally:
+        model.config.__class__ = kinds  # pyright: ignore[reportAttributeAccessIssue]
+        for owner, attributes, tables in before:
+            for table, content in [(vars(owner), attributes), *tables]:
+                for name in [name for name in table if name not in content]:
+                    del table[name]
+                table.update(content)
+
+
+def _require_whole(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter.numel() == 0 or hasattr(parameter, "device_mesh"):
+            raise InputError(
+                f"{name} is spread over processes (FSDP, ZeRO-3), and the first process alone measures; save checkpoints and analyze these"
+            )

@@ -1,0 +1,109 @@
+"""One head of one prompt: its pattern, as `ri.attention_pattern` gives it, and one logit in parts, as `ri.explain_logit` gives it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
+
+from repo_interp.errors import InputError, one_line
+from repo_interp.plots.marks.drawing import colour_bar, name_ticks, number, token_label
+from repo_interp.plots.marks.heads import MISSING
+from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
+
+PAIRS = 8
+"""Rotary pairs that have a bar each; the others together have one."""
+NAMED = 32
+"""Tokens up to which the axes of a pattern name each by its text."""
+_PART, _REST, _WHOLE, _STILL = "#0072B2", "#B9B9B9", "#333333", "#D55E00"
+
+
+@style()
+def attention_pattern(pattern: xr.DataArray) -> PaperFigure:
+    """The attention [query, key] of one head, of `ri.attention_pattern`. Colours follow its square root, so that weak attention is seen."""
+    if not isinstance(pattern, xr.DataArray) or pattern.dims != ("query", "key"):
+        raise InputError(f"a pattern is what ri.attention_pattern returns, [query, key]; got {one_line(repr(pattern), 80)}")
+    figure = paper_figure(COLUMN_WIDTH, COLUMN_WIDTH * 0.9)
+    ax = figure.subplots()
+    image = ax.imshow(pattern.values, cmap="viridis", norm=PowerNorm(0.5, 0, 1), interpolation="nearest", gid="pattern")
+    ax.set_facecolor(MISSING)
+    ax.spines[:].set_visible(False)
+    text = [token_label(str(each)) for each in pattern["text"].values] if "text" in pattern.coords else []
+    if any(text) and len(text) <= NAMED:
+        ax.set_xticks(range(len(text)), text, rotation=90)
+        ax.set_yticks(range(len(text)), text)
+        ax.tick_params(length=0, labelsize=4.5 if len(text) > NAMED // 2 else None)
+    else:
+        for axis in (ax.xaxis, ax.yaxis):
+            name_ticks(axis, pattern["key"].values, 8)
+    ax.set(xlabel="key", ylabel="query")
+    ax.set_title(f"Layer {pattern.attrs.get('layer')}, head {pattern.attrs.get('head')}")
+    colour_bar(figure, image, ax, "attention", ticks=(0, 0.01, 0.1, 0.25, 0.5, 1), fraction=0.046)
+    return figure
+
+
+@style()
+def logit_parts(parts: xr.Dataset) -> PaperFigure:
+    """The parts of one logit, of `ri.explain_logit`: rotary pairs and what is added to them, and those of the three-axis fit.
+
+    A dot marks what a pair would be if both tokens had one position: content alone. The last bar of each side is the logit, to which the
+    bars above it sum.
+    """
+    if not isinstance(parts, xr.Dataset) or not {"pair", "fit", "logit"} <= set(parts):
+        raise InputError(f"the parts of a logit are what ri.explain_logit returns; got {one_line(repr(parts), 80)}")
+    pair, still = parts["pair"].values, parts["pair_at_equal_positions"].values
+    largest = np.sort(np.argsort(-np.abs(pair), kind="stable")[:PAIRS])
+    others = np.setdiff1d(np.arange(len(pair)), largest)
+    bars: list[tuple[str, float, float | None, str]] = [
+        (f"pair {place}, θ {number(float(parts['frequency'][place]))}", float(pair[place]), float(still[place]), _PART)
+        for place in largest
+    ]
+    if len(others):
+        bars.append((f"{len(others)} other pairs", float(pair[others].sum()), float(still[others].sum()), _REST))
+    added = [(name.replace("_", " "), float(parts[name]), None, _REST) for name in ("bias", "soft_cap", "rounding")]
+    bars += [bar for bar in added if bar[0] == "rounding" or bar[1]]
+    fit = [
+        (str(name), float(value), None, _REST if name == "remainder" else _PART)
+        for name, value in parts["fit"].to_series().items()
+    ]
+    figure = paper_figure(PAGE_WIDTH, 0.75 + 0.155 * (len(bars) + 1))
+    left, right = figure.subplots(1, 2)
+    whole = ("logit", float(parts["logit"]), None, _WHOLE)
+    _bars(left, [*bars, whole], "Rotary pairs, exact; dots: at equal positions")
+    _bars(right, [*fit, whole], f"Three-axis fit of the head, r = {parts.attrs['fit_r']:.2f}")
+    named = {name: parts.attrs[f"{name}_text"] for name in ("query", "key")}
+    tokens = [f"{name} {parts.attrs[name]}{f' ({token_label(text)})' if text else ''}" for name, text in named.items()]
+    figure.suptitle(f"Layer {parts.attrs['layer']}, head {parts.attrs['head']}: {', '.join(tokens)}", x=0.01, ha="left")
+    return figure
+
+
+def _bars(ax: Axes, bars: list[tuple[str, float, float | None, str]], title: str) -> None:
+    """Horizontal bars of (name, length, place of a dot, colour) from the top down, each with its number."""
+    names, values, dots, colours = zip(*bars, strict=True)
+    y = np.arange(len(bars))
+    drawn: Any = ax.barh(y, values, color=colours, height=0.7)
+    for bar, name in zip(drawn, names, strict=True):
+        bar.set_gid(f"part {name}")
+    marked = [place for place, dot in enumerate(dots) if dot is not None]
+    ax.plot([dots[place] for place in marked], marked, "o", color=_STILL, markersize=2.6, gid="at equal positions")
+    for place, value in enumerate(values):
+        side = -1 if value < 0 else 1
+        ax.annotate(
+            f"{value:+.3f}" if abs(value) >= 5e-4 or not value else f"{value:+.0e}",
+            (value, place),
+            (3 * side, 0),
+            textcoords="offset points",
+            va="center",
+            ha="right" if side < 0 else "left",
+            fontsize=5.5,
+        )
+    ax.axvline(0, color="#333333", linewidth=0.6)
+    ax.set_yticks(y, names)
+    ax.tick_params(axis="y", length=0)
+    ax.invert_yaxis()
+    ax.margins(x=0.18)
+    ax.set_xlabel("logits")
+    ax.set_title(title)

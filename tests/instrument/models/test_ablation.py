@@ -1,0 +1,133 @@
+"""Heads that write nothing, or their mean: in closed form, gone afterwards to the last bit, beside random heads, refused by name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from families import repositioned, tiny
+from hooks import hooks_of
+from torch.testing import assert_close
+from transformers import AutoModelForCausalLM, GPT2Config
+
+import repo_interp as ri
+from repo_interp.tasks import Prompt
+
+TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
+PROMPTS = [Prompt(tokens=tuple(row), generated=(17, 18, 19)) for row in TOKENS.tolist()]
+LAYER = [(1, head) for head in range(4)]
+
+
+def gpt2():
+    config = GPT2Config(vocab_size=64, n_embd=32, n_layer=3, n_head=4, initializer_range=0.3, bos_token_id=1, eos_token_id=2)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    torch.nn.init.normal_(model.transformer.h[1].attn.c_proj.bias)
+    return ri.reposition(model, "learned")
+
+
+MODELS = {
+    "llama": lambda: ri.reposition(tiny("llama"), "rope"),
+    "repo": lambda: repositioned("repo"),
+    "gemma2": lambda: ri.reposition(tiny("gemma2"), "repo@1"),
+    "gpt2": gpt2,
+}
+
+
+@pytest.fixture(params=MODELS)
+def bridge(request):
+    torch.manual_seed(0)
+    return ri.bridge(MODELS[request.param]())
+
+
+@torch.no_grad()
+def seen(bridge, name, *, tokens=TOKENS):
+    return bridge.run_with_cache(tokens)[1][name]
+
+
+@torch.no_grad()
+def test_a_layer_without_its_heads_writes_its_bias_alone_and_nothing_remains_afterwards(bridge):
+    before, plain, hooks = seen(bridge, "blocks.1.attn.hook_out"), bridge(TOKENS), hooks_of(bridge)
+    projection = bridge.blocks[1].attn.o.original_component
+    bias = getattr(projection, "bias", None)
+    with ri.ablate(bridge, LAYER):
+        written = seen(bridge, "blocks.1.attn.hook_out")
+        assert not bool(seen(bridge, "blocks.1.attn.hook_z").any())
+        assert not torch.equal(bridge(TOKENS), plain)
+    assert_close(written, torch.zeros_like(written) if bias is None else bias.expand_as(written), atol=0, rtol=0)
+    assert torch.equal(bridge(TOKENS), plain) and hooks_of(bridge) == hooks
+    assert torch.equal(seen(bridge, "blocks.1.attn.hook_out"), before)
+
+
+@torch.no_grad()
+def test_one_head_is_its_own_hook_and_the_other_heads_keep_theirs(bridge):
+    def without(z, hook):
+        z.view(*z.shape[:2], 4, -1)[:, :, 2] = 0
+        return z
+
+    by_hand = bridge.run_with_hooks(TOKENS, fwd_hooks=[("blocks.1.attn.hook_z", without)])
+    with ri.ablate(bridge, (1, 2)):
+        assert torch.equal(bridge(TOKENS), by_hand)
+    with ri.ablate(bridge, [(1, 2)]), ri.ablate(bridge, [(0, 1)]):
+        nested = bridge(TOKENS)
+    with ri.ablate(bridge, [(1, 2), (0, 1), (1, 2)]):
+        assert torch.equal(bridge(TOKENS), nested)
+
+
+@torch.no_grad()
+def test_means_are_those_of_all_tokens_and_stand_in_for_the_heads(bridge):
+    prompts = [row[: 20 - 5 * place] for place, row in enumerate(TOKENS.tolist())]
+    means = ri.head_means(bridge, prompts)
+    outputs = [
+        seen(bridge, "blocks.1.attn.hook_z", tokens=torch.tensor([prompt]))[0].reshape(len(prompt), 4, -1) for prompt in prompts
+    ]
+    assert_close(means[1], torch.cat(outputs).mean(0), atol=1e-6, rtol=1e-5)
+    with ri.ablate(bridge, [(1, 3)], means):
+        shown = seen(bridge, "blocks.1.attn.hook_z").reshape(2, 20, 4, -1)
+    assert torch.equal(shown[:, :, 3], means[1][3].expand(2, 20, -1))
+
+
+def test_effects_are_changes_of_the_answers_log_probability_beside_random_heads_of_the_same_layers(bridge):
+    table = ri.ablation_effects(bridge, [(0, 0), (1, 2)], PROMPTS, controls=3, seed=1).set_index("ablation")
+
+    @torch.no_grad()
+    def answers():
+        found = bridge(TOKENS).double().log_softmax(-1)[:, 16:19].gather(-1, TOKENS[:, 17:, None])
+        return found.mean((1, 2)).numpy()
+
+    plain = answers()
+    with ri.ablate(bridge, [(0, 0), (1, 2)]):
+        change = answers() - plain
+    np.testing.assert_allclose(table.loc["ablated", "effect"], change.mean(), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(table.loc["ablated", "standard_error"], abs(change[1] - change[0]) / 2, rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(table.loc["whole model", "log_probability"], plain.mean(), rtol=1e-5)
+    assert table.index.tolist() == ["whole model", "ablated", "control 0", "control 1", "control 2"]
+    for heads in table["heads"].iloc[2:]:
+        (first, one), (second, other) = (each.split() for each in heads.split(", "))
+        assert (first, second) == ("L0", "L1") and one != "H0" and other != "H2"
+    again = ri.ablation_effects(bridge, [(0, 0), (1, 2)], PROMPTS, controls=3, seed=1).set_index("ablation")
+    assert again.equals(table)
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (
+            lambda bridge: ri.ablation_effects(bridge, LAYER[:3], PROMPTS),
+            "a control ablates 3 other heads of layer 1, which has 1",
+        ),
+        (lambda bridge: ri.ablate(bridge, [(1, 4)]).__enter__(), "head 4 was asked for; the model's are 0 to 3"),
+        (lambda bridge: ri.ablate(bridge, [(9, 0)]).__enter__(), "layer 9 was asked for; the model's are 0 to 2"),
+        (lambda bridge: ri.ablate(bridge, []).__enter__(), "heads are .layer, head. pairs"),
+        (lambda bridge: ri.ablate(bridge, 3).__enter__(), "heads are .layer, head. pairs"),
+        (
+            lambda bridge: ri.ablate(bridge, (0, 1), {0: torch.zeros(3, 8)}).__enter__(),
+            "means lack finite ones of the 4 heads of layer 0",
+        ),
+        (lambda bridge: ri.ablate(bridge, (0, 1), "zero").__enter__(), "means lack finite ones of the 4 heads of layer 0"),
+        (lambda bridge: ri.head_means(bridge, []), "there are no prompts"),
+    ],
+)
+def test_what_cannot_be_ablated_is_one_line(call, line):
+    bridge = ri.bridge(repositioned("repo"))
+    with pytest.raises(ri.InputError, match=line):
+        call(bridge)
