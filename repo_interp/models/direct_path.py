@@ -163,6 +163,8 @@ def _final_norm(model: nn.Module) -> nn.Module:
             if id(module) not in in_layers and _is_norm(module):
                 hooks.callback(module.register_forward_pre_hook(lambda module, given: called.append(module)).remove)
         decode(model, *_few_tokens(model))
+    width = inner(model_of(model).get_output_embeddings()).weight.shape[-1]
+    called = [module for module in called if getattr(inner(module), "weight", None) is None or len(inner(module).weight) == width]
     if not called:
         raise InputError(
             f"a {model_of(model).config.model_type} has no final norm, through which the direct path of a head could be followed; "

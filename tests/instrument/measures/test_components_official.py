@@ -36,7 +36,7 @@ both_precisions = pytest.mark.parametrize("dtype", [torch.float64, torch.float32
 
 def layers(name, dtype):
     directory, variant = ARRAYS[name]
-    modes = json.loads((OFFICIAL / directory / f"{variant}_meta.json").read_text())["layer_modes"]
+    modes = json.loads((OFFICIAL / "metas.json").read_text())[f"{directory}/{variant}"]["layer_modes"]
     for layer, mode in enumerate(modes):
         inputs = official_inputs(directory, layer, variant, dtype)
         yield replace(inputs, scheme="nope", positions=None, frequencies=None) if mode == "nope" else inputs

@@ -38,7 +38,7 @@ def test_positions_and_logits_are_the_original_codes(name, official, expected):
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_layers_have_the_schemes_the_original_code_ran(name, official):
-    modes = json.loads((official / name / "expected_meta.json").read_text())["layer_modes"]
+    modes = json.loads((official / "metas.json").read_text())[f"{name}/expected"]["layer_modes"]
     ours = {"none": "rope", "swigluex_multihead": "repo"}
     assert ri.layout(load_model(official / name)) == tuple(ours.get(mode, mode) for mode in modes)
 
