@@ -115,6 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_device(parser)
     add_batch_size(parser, default=1)
     add_formats(parser)
+    parser.add_argument("--tables", action="store_true", help="print the tables of all measures too, after the findings")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -123,7 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.cli.console import Console, plain
     from repo_interp.cli.progress import steps
     from repo_interp.cli.results import Command, drawn, print_results
-    from repo_interp.cli.tables import print_tables
+    from repo_interp.cli.tables import print_findings, print_tables
 
     console, name = Console(), arguments.checkpoint or DEFAULT
     command = Command.of(arguments, name, "analysis")
@@ -138,7 +139,9 @@ def run(arguments: argparse.Namespace) -> int:
             if not processes.is_first():
                 return 0
             published = drawn(results, run, step, command.formats)
-    print_tables(console, run)
+    print_findings(console, run)
+    if arguments.tables:
+        print_tables(console, run)
     for line in run.attrs.get("stopped", "").splitlines():
         console.print(f"not measured: {line}", style="yellow", highlight=False)
     if results.has_batches:

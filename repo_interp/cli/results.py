@@ -43,6 +43,7 @@ _UNDECIDING = (
     "max_memory",
     "batch_size",
     "formats",
+    "tables",
 )
 """Arguments that decide no number, or that are compared otherwise: a checkpoint by its files."""
 _SPELT = {"parameters": "set", "task_options": "set"}

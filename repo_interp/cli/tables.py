@@ -1,4 +1,4 @@
-"""A run in the terminal: a table for each group that says something, one line for each other, and what stands out.
+"""A run in the terminal: its findings; and where they are wanted, a table for each group that says something, one line for each other.
 
 Neighbouring layers with the same numbers share a row. A table has as many rows as the window has room for, twelve at most: of layers some
 from first to last, of ranked heads the first. The report page has all.
@@ -23,10 +23,8 @@ from repo_interp.errors import one_line
 from repo_interp.failures import until_failure
 from repo_interp.plots import Table
 from repo_interp.plots.catalogue import views_of
-from repo_interp.plots.marks.drawing import number
-from repo_interp.plots.marks.reading import learned_layers
+from repo_interp.plots.findings import findings
 from repo_interp.plots.marks.table import Cell
-from repo_interp.plots.view import View
 
 MOST_ROWS = 12
 """Rows that are printed of a table of a run at most."""
@@ -35,6 +33,18 @@ _WORD = 6
 """Letters that a column of words has at least, where its words break."""
 _FRAME, _END = 6, 14
 """Lines that a table takes beside its rows, and lines that what stands out and the paths take."""
+
+
+def print_findings(console: Console, run: xr.DataTree) -> None:
+    """Print what `run` shows, a sentence each, with its evidence and where to look."""
+    found = until_failure(lambda: iter(findings(run)), "the findings", [])
+    numbered = list(enumerate(found, start=1))
+    for number_, finding in numbered:
+        place = f"  [{finding.place}]" if finding.place else ""
+        console.print(Text.assemble(f"{number_}. {one_line(finding.sentence)}", (place, "cyan")))
+        console.print(Text(f"   {one_line(finding.evidence)}", "dim"))
+    if not numbered:
+        console.print("Nothing in this run is beyond its null; --tables prints the numbers.", highlight=False)
 
 
 def print_tables(console: Console, run: xr.DataTree) -> None:
@@ -62,7 +72,6 @@ def print_tables(console: Console, run: xr.DataTree) -> None:
         print_table(console, shown)
     for view in silent:
         console.print(f"{view.title}: {_nothing_to_say(run)}; folded away in report.html", highlight=False)
-    _print_summary(console, run, telling)
     if left_out:
         console.print(f"{left_out:,} more rows of these tables are in report.html.", highlight=False)
 
@@ -166,48 +175,3 @@ def _nothing_to_say(run: xr.DataTree) -> str:
         parts.append(f"layers {span_of(range(begun, begun + count))} {scheme}")
         begun += count
     return f"says little about this run ({', '.join(parts)})" if layout != [""] else "says little about this run"
-
-
-# ---- what stands out ------------------------------------------------------------------------------------------------
-
-
-def _print_summary(console: Console, run: xr.DataTree, views: Sequence[View]) -> None:
-    """Print, for each of `views` with a map of heads, the head that is furthest from the median one."""
-    rows = [row for view in views for row in until_failure(partial(_outstanding, run, view), view.group, [])]
-    if not rows:
-        return
-    drawn = Drawn("what stands out most", "head", "there", "median head", box=None, padding=(0, 2, 0, 0), show_edge=False)
-    for row in rows:
-        drawn.add_row(*(Text(one_line(cell)) for cell in row))
-    console.print(drawn)
-    layer, head = rows[0][1][1:].split(" H")
-    console.print(f"L{layer} H{head} is layer {layer}, head {head}; choose it in report.html.", highlight=False)
-
-
-def _outstanding(run: xr.DataTree, view: View) -> list[tuple[str, ...]]:
-    """What, where, the value there and the median over heads; of several maps, of that in which a head stands out most.
-
-    Nothing where all heads are alike.
-    """
-    most: float = 0.0
-    best: list[tuple[str, ...]] = []
-    for heads in view.head_maps(run):
-        values = heads.values.transpose("layer", "head")
-        learned = learned_layers(values) if heads.learned else []
-        values = values.sel(layer=learned) if learned else values
-        data = values.values.astype(float)
-        if not np.isfinite(data).any():
-            continue
-        median, scale = float(np.nanmedian(data)), float(np.nanmax(np.abs(data)))
-        away = np.where(np.isfinite(data), np.abs(data - median), -1.0)
-        layer, head = np.unravel_index(int(away.argmax()), away.shape)
-        if scale > 0 and away[layer, head] / scale > most:
-            most = float(away[layer, head]) / scale
-            where = f"L{int(values['layer'][layer])} H{int(values['head'][head])}"
-            best = [(str(values.attrs.get("long_name", values.name)), where, *_with_units(values, data[layer, head], median))]
-    return best
-
-
-def _with_units(values: xr.DataArray, *numbers: float) -> tuple[str, ...]:
-    units = str(values.attrs.get("units", "1"))
-    return tuple(number(value) if units in ("1", "") else f"{number(value)} {units}" for value in numbers)

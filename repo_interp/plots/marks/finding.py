@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 
 @dataclass(frozen=True)
@@ -21,3 +23,29 @@ class Finding:
     head: int | None = None
     prompt: int | None = None
     token: int | None = None
+
+    @property
+    def place(self) -> str:
+        """Where to look: "L2 H0, prompt 3"; empty where the sentence is about the whole run."""
+        head = f"L{self.layer}" + ("" if self.head is None else f" H{self.head}") if self.layer is not None else ""
+        named = (
+            head,
+            *(f"{name} {value}" for name, value in (("prompt", self.prompt), ("token", self.token)) if value is not None),
+        )
+        return ", ".join(part for part in named if part)
+
+
+def heads_named(heads: Sequence[tuple[int, int]], most: int = 4) -> str:
+    """Heads as text: "L0 H0-H3", "L0 H1, L2 H0 and 7 more"."""
+    runs = []
+    for _, some in groupby(enumerate(sorted(heads)), key=lambda each: (each[1][0], each[1][1] - each[0])):
+        run = [head for _, head in some]
+        runs.append((f"L{run[0][0]} H{run[0][1]}" + (f"-H{run[-1][1]}" if len(run) > 1 else ""), len(run)))
+    shown = runs[:most]
+    rest = len(heads) - sum(count for _, count in shown)
+    return ", ".join(text for text, _ in shown) + (f" and {rest} more" if rest else "")
+
+
+def percent(share: float) -> str:
+    """A share as whole percent."""
+    return f"{100 * share:.0f} %"

@@ -24,6 +24,7 @@ from scipy.cluster.hierarchy import dendrogram, linkage
 from scipy.spatial.distance import squareform
 
 from repo_interp.plots.marks.drawing import colour_bar, legend_below, name_ticks, scheme_swatches
+from repo_interp.plots.marks.finding import Finding, heads_named, percent
 from repo_interp.plots.marks.heads import MISSING, HeadMap
 from repo_interp.plots.marks.reading import group, schemes, unit_label
 from repo_interp.plots.marks.runs import BESIDE, has_runs, runs_of, spread
@@ -293,6 +294,57 @@ def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
 
 
 _FILES = files("repo_interp.plots.views")
+_FOUND = {
+    "mirror": (
+        "mirror",
+        0.95,
+        "Mirror heads: {heads}. Copies get positions near their sources'; strongest {best} ({score:.2f} of 1)",
+    ),
+    "retrieval": (
+        "retrieval",
+        0.9,
+        "Retrieval heads: {heads}. {best} looks most at the needle's token for {share} of the answer",
+    ),
+    "induction": (
+        "induction",
+        0.8,
+        "Induction heads: {heads}. {best} gives {share} of its attention to tokens after earlier copies",
+    ),
+    "sink": (
+        "sink",
+        0.7,
+        "Attention sink: {heads}, from layer {first} on, give more than half to token 0; most {best} ({share})",
+    ),
+    "previous token": ("previous_token", 0.6, "Previous-token heads: {heads}. Strongest {best} ({share} of its attention)"),
+    "duplicate token": ("duplicate_token", 0.5, "Duplicate-token heads: {heads}. Strongest {best} ({share} of its attention)"),
+}
+"""By name of the atlas: the score that it is given by, the weight of the finding, and its sentence."""
+
+
+def _findings(run: xr.DataTree) -> Iterator[Finding]:
+    """Names that some heads have: their scores are beyond those of the random-weight controls."""
+    atlas = group(run, "atlas")
+    layers, heads = atlas["layer"].values, atlas["head"].values
+    for label, (score, weight, sentence) in _FOUND.items():
+        if label not in atlas["label"].values or score not in atlas:
+            continue
+        has = atlas["named"].sel(label=label).transpose("layer", "head").values.astype(bool)
+        if not has.any():
+            continue
+        values = np.where(has, atlas[score].transpose("layer", "head").values, -np.inf)
+        row, column = np.unravel_index(int(values.argmax()), values.shape)
+        layer, head, best = int(layers[row]), int(heads[column]), float(values[row, column])
+        named = [(int(layers[i]), int(heads[j])) for i, j in np.argwhere(has)]
+        many = heads_named(named) if len(named) <= 6 else f"{len(named)} heads"
+        words = {"heads": many, "best": f"L{layer} H{head}", "score": best, "share": percent(best), "first": min(named)[0]}
+        null = float(atlas["null"].sel(label=label).max())
+        evidence = (
+            f"atlas.{score} above {float(atlas['threshold'].sel(label=label)):.3g}; "
+            f"{atlas.sizes['twin']} random-weight controls reach {null:.2g}"
+        )
+        yield Finding(sentence.format(**words), evidence, weight, "atlas", layer, head)
+
+
 VIEW = View(
     "atlas",
     "The atlas of heads",
@@ -300,6 +352,7 @@ VIEW = View(
     "control. That does not show that the model needs the head for it.",
     _figures,
     tables=lambda run: (atlas_table(run),),
+    findings=_findings,
     head_maps=_head_maps,
     interactive=Interactive(_FILES / "atlas.html", _FILES / "atlas.js", embed),
     compared=MAPPED,

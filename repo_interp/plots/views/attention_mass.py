@@ -19,6 +19,7 @@ from matplotlib.ticker import MaxNLocator
 
 from repo_interp.plots.marks.arrays import nanmean, over_prompts, ranked
 from repo_interp.plots.marks.drawing import counted, legend_below, note, number, plain_decades, scheme_handles
+from repo_interp.plots.marks.finding import Finding, heads_named, percent
 from repo_interp.plots.marks.heads import HeadMap, head_grid_figure
 from repo_interp.plots.marks.reading import BACKGROUND, group, has_groups, ordered_spans, pick, schemes
 from repo_interp.plots.marks.table import Table, cells
@@ -311,12 +312,48 @@ def _lead(run: xr.DataTree) -> str:
     )
 
 
+LEAST_MASS, TIMES_CHANCE = 0.1, 3.0
+"""A span is found where the head that looks at it most gives it that much of its attention, and as many times what equal weights give."""
+
+
+def _findings(run: xr.DataTree) -> Iterator[Finding]:
+    """Who looks at the needle, prompt by prompt: a mean over prompts hides heads that share the work."""
+    measured = group(run, "attention_mass")
+    if "needle" not in measured["span"].values:
+        return
+    mass = measured["mass"].sel(span="needle").transpose("prompt", "layer", "head")
+    chance = float(measured["chance"].sel(span="needle").mean())
+    by_prompt = mass.values.reshape(mass.sizes["prompt"], -1)
+    known = np.isfinite(by_prompt).any(1)
+    if not known.any():
+        return
+    best, most = np.nanargmax(by_prompt[known], 1), np.nanmax(by_prompt[known], 1)
+    found = most >= max(LEAST_MASS, TIMES_CHANCE * chance)
+    if found.mean() < 0.5:
+        return
+    places = [(int(layer), int(head)) for layer in mass["layer"].values for head in mass["head"].values]
+    heads = sorted({places[number] for number in best[found]})
+    strongest = int(np.flatnonzero(known)[int(most.argmax())])
+    layer, head = places[int(best[int(most.argmax())])]
+    least, largest = percent(most[found].min()), percent(most[found].max())
+    given = f"{least} to {largest} of its attention in {found.sum()} of {known.sum()} prompts"
+    sentence = f"{heads_named(heads)} gives the needle {given}"
+    if len(heads) > 1:
+        sentence = f"{heads_named(heads)} share the needle, one of them per prompt, which gives it {given}"
+    mean = percent(float(np.nanmean(by_prompt, 0).max()))
+    evidence = (
+        f"attention_mass.mass of each prompt's largest head; largest mean over prompts {mean}, equal weights {percent(chance)}"
+    )
+    yield Finding(sentence, evidence, 0.92, "attention_mass", layer, head, int(mass["prompt"].values[strongest]))
+
+
 VIEW = View(
     "attention_mass",
     "Attention mass by span",
     _lead,
     _figures,
     tables=_tables,
+    findings=_findings,
     head_maps=_head_maps,
     compared=("mass_per_token", "mass"),
     not_averaged=("table",),  # its mean over prompts and heads is taken already: that of mass_per_token

@@ -19,6 +19,7 @@ from matplotlib.ticker import SymmetricalLogLocator
 
 from repo_interp.plots.marks.arrays import ranked_heads
 from repo_interp.plots.marks.drawing import counted, legend_below, plain_decades, scheme_handles
+from repo_interp.plots.marks.finding import Finding
 from repo_interp.plots.marks.heads import CONTROL, HeadMap, head_grid
 from repo_interp.plots.marks.reading import group, schemes
 from repo_interp.plots.marks.table import Cell, Table, cells
@@ -214,6 +215,47 @@ def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
     yield "effects_screening", screening_fit(run)
 
 
+_DOES = {"linearised": "at the token index", "frozen": "at one constant", "permuted": "in random order"}
+STANDARD_ERRORS = 3.0
+"""An effect is found where it is that many standard errors over prompts from 0, and beyond that of every set of other heads."""
+
+
+def _findings(run: xr.DataTree) -> Iterator[Finding]:
+    """The layer, and the head, whose positions the answer needs most, for the change of positions that costs most."""
+    measured = group(run, "effects")
+    if measured.sizes["prompt"] < 2:
+        return
+    others = np.nan_to_num(measured["control_effect"].min("draw").values, nan=0.0)
+    best: list[tuple[float, Finding]] = []
+    for place, kind in enumerate(map(str, measured["kind"].values)):
+        for variable, weight in (("layer_log_probability_change", 0.97), ("log_probability_change", 0.88)):
+            changes = measured[variable].sel(kind=kind)
+            mean = changes.mean("prompt")
+            errors = changes.std("prompt", ddof=1) / measured.sizes["prompt"] ** 0.5
+            needed = mean.where((mean < -STANDARD_ERRORS * errors) & (mean < -0.01) & (mean < others[place]))
+            if not bool(needed.notnull().any()):
+                continue
+            where = _lowest(needed)
+            lost, error = float(needed.sel(where)), float(errors.sel(where))
+            name = f"layer {where['layer']}" if "head" not in where else f"L{where['layer']} H{where['head']} alone"
+            moved = _DOES.get(kind, f"{kind}")
+            sentence = f"The answer needs the positions of {name}: {moved}, its log-probability falls by {-lost:.2g} nats"
+            evidence = (
+                f"effects.{variable} ({kind}) {lost:.2g} +- {error:.1g} nats; other heads at random {others[place]:.2g} at most"
+            )
+            best.append((lost, Finding(sentence, evidence, weight, "effects", where["layer"], where.get("head"))))
+    for weight in (0.97, 0.88):
+        some = [pair for pair in best if pair[1].weight == weight]
+        if some:
+            yield min(some, key=lambda pair: pair[0])[1]
+
+
+def _lowest(values: xr.DataArray) -> dict[str, int]:
+    """Labels of the smallest value by axis; NaN left out."""
+    places = np.unravel_index(int(np.nanargmin(values.values)), values.shape)
+    return {str(axis): int(values[axis].values[place]) for axis, place in zip(values.dims, places, strict=True)}
+
+
 VIEW = View(
     "effects",
     "What the positions of heads cause",
@@ -221,6 +263,7 @@ VIEW = View(
     "positions can go alone may still be needed, since others may replace it: layers and sets of heads are changed too.",
     _figures,
     tables=effect_tables,
+    findings=_findings,
     head_maps=_head_maps,
     compared=("effect", "layer_effect", "set_effect"),
     not_averaged=("in_set", "screened_effect"),

@@ -16,6 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator
 
 from repo_interp.plots.marks.drawing import colour_bar, legend_below, length_axis, name_ticks, plain_decades, scheme_swatches
+from repo_interp.plots.marks.finding import Finding
 from repo_interp.plots.marks.reading import group, schemes, unit_label
 from repo_interp.plots.marks.table import Table, cells
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
@@ -148,6 +149,19 @@ def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
     yield "extrapolation", extrapolation_by_length(run)
 
 
+def _findings(run: xr.DataTree) -> Iterator[Finding]:
+    """What the plain model loses at the longest prompts, and the method of extension that loses least."""
+    measured = group(run, "extrapolation")
+    nats, lengths = measured["log_perplexity"], measured["length"].values
+    if "plain" not in measured["method"].values or len(lengths) < 2:
+        return
+    rise = nats.isel(length=-1) - nats.sel(method="plain").isel(length=0)
+    plain, best = float(rise.sel(method="plain")), str(rise["method"].values[int(np.nanargmin(rise.values))])
+    sentence = f"At {int(lengths[-1]):,} tokens the log perplexity is {plain:+.2g} nats from that at {int(lengths[0]):,}"
+    sentence += f"; with {best.replace('_', ' ')} {float(rise.min()):+.2g}" if best != "plain" else ""
+    yield Finding(sentence, "extrapolation.log_perplexity of the last tokens", 0.6, "extrapolation")
+
+
 VIEW = View(
     "extrapolation",
     "Beyond the training length",
@@ -155,6 +169,7 @@ VIEW = View(
     "distribution they had (Position Generalization, table 2).",
     _figures,
     tables=lambda run: (extrapolation_table(run),),
+    findings=_findings,
     compared=("kl", "log_perplexity", "task_score"),
 )
 

@@ -19,6 +19,7 @@ from matplotlib.patches import Patch, Rectangle
 from repo_interp.errors import InputError
 from repo_interp.plots.marks.arrays import nanmean
 from repo_interp.plots.marks.drawing import legend_below, name_ticks, scheme_handles, scheme_swatches, write_cells
+from repo_interp.plots.marks.finding import Finding, percent
 from repo_interp.plots.marks.heads import HeadMap
 from repo_interp.plots.marks.reading import group, learned_layers, schemes
 from repo_interp.plots.marks.table import Cell, Table, cells
@@ -240,12 +241,34 @@ def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
     ]
 
 
+def _findings(run: xr.DataTree) -> Iterator[Finding]:
+    """How chunks of learned positions run; the token index, and any plain rotation, would make all of them monotonic."""
+    shares = group(run, "patterns")["pattern_share"]
+    learned = learned_layers(shares)
+    if not learned:
+        return
+    of_layers = shares.sel(layer=learned)
+    mean = {str(name): float(of_layers.sel(pattern=name).mean()) for name in of_layers["pattern"].values}
+    if not np.isfinite(mean["mono"]) or mean["mono"] > 0.9:
+        return
+    hybrid = of_layers.sel(pattern="hybrid").transpose("layer", "head")
+    row, column = np.unravel_index(int(np.nanargmax(hybrid.values)), hybrid.shape)
+    layer, head = int(hybrid["layer"][row]), int(hybrid["head"][column])
+    sentence = (
+        f"Learned positions do not count tokens: {percent(mean['hybrid'])} of their chunks are hybrid, {percent(mean['constant'])} "
+        f"constant, {percent(mean['mono'])} monotonic"
+    )
+    evidence = "patterns.pattern_share, mean over layers that learn positions; the token index is 100 % monotonic"
+    yield Finding(sentence, evidence, 0.45, "patterns", layer, head)
+
+
 VIEW = View(
     "patterns",
     "Patterns of positions",
     "Chunks of a prompt by how positions run inside them: constant, strictly monotonic, or neither (RePo, fig. 3).",
     _figures,
     tables=lambda run: (pattern_table(run),) if _has_chunks(run) else (),
+    findings=_findings,
     head_maps=_head_maps,
     informative=_not_all_monotonic,
     compared=("pattern_share", "sensitivity"),

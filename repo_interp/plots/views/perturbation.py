@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 
 from repo_interp.errors import InputError
 from repo_interp.plots.marks.drawing import colour_bar, write_cells
+from repo_interp.plots.marks.finding import Finding, percent
 from repo_interp.plots.marks.reading import group, unit_label
 from repo_interp.plots.marks.table import Table, cells
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
@@ -108,6 +109,22 @@ def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
         yield "perturbation_task_score", perturbation_grid(run, "task_score")
 
 
+def _findings(run: xr.DataTree) -> Iterator[Finding]:
+    """The change of order or positions that costs most, at its smallest dose."""
+    measured = group(run, "perturbation")
+    rise = measured["log_perplexity_rise"]
+    smallest = [gamma for gamma in measured["gamma"].values if gamma > 0][:1]
+    if not smallest or not np.isfinite(rise.values).any():
+        return
+    at_least = rise.sel(gamma=smallest[0]).isel(l_max=0)
+    kind = str(at_least["kind"].values[int(np.nanargmax(at_least.values))])
+    moved = f"Moving {percent(float(smallest[0]))} of the tokens ({kind.replace('_', ' ')}) by up to {int(measured['l_max'][0])}"
+    sentence = f"{moved} raises the log perplexity by {float(at_least.max()):.2g} nats"
+    yield Finding(
+        sentence, "perturbation.log_perplexity_rise at the smallest dose, the kind that costs most", 0.4, "perturbation"
+    )
+
+
 VIEW = View(
     "perturbation",
     "Tolerance to moved tokens and positions",
@@ -115,5 +132,6 @@ VIEW = View(
     "(Position Generalization, fig. 5, table 1). Targets of reordered text are those of the new order.",
     _figures,
     tables=perturbation_tables,
+    findings=_findings,
     compared=("log_perplexity_rise", "task_score"),
 )

@@ -18,6 +18,7 @@ from matplotlib.patches import Patch
 
 from repo_interp.errors import InputError
 from repo_interp.plots.marks.drawing import counted, legend_below, number, scheme_swatches, sparse_ticks
+from repo_interp.plots.marks.finding import Finding, heads_named
 from repo_interp.plots.marks.heads import HeadMap, head_grid_figure
 from repo_interp.plots.marks.reading import LEARNED_SCHEMES, group, schemes
 from repo_interp.plots.marks.table import Table
@@ -169,12 +170,28 @@ def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
     ]
 
 
+def _findings(run: xr.DataTree) -> Iterator[Finding]:
+    """Heads whose positions follow from the token alone, on held-out prompts."""
+    measured = group(run, "position_sources")
+    follows = measured["follows_from_token"].transpose("layer", "head").values
+    judged = int((follows >= 0).sum())
+    if not judged:
+        return
+    heads = [(int(measured["layer"][i]), int(measured["head"][j])) for i, j in np.argwhere(follows == 1)]
+    if heads:
+        sentence = f"Positions of {heads_named(heads)} follow from the token alone ({len(heads)} of {judged} heads)"
+        yield Finding(
+            sentence, "position_sources.alone of the token at least .9, held-out R squared", 0.55, "position_sources", *heads[0]
+        )
+
+
 VIEW = View(
     "position_sources",
     "What positions read",
     _lead,
     _figures,
     tables=lambda run: (source_table(run),),
+    findings=_findings,
     head_maps=_head_maps,
     informative=_informative,
     compared=("share", "r_squared"),

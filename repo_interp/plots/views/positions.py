@@ -33,12 +33,14 @@ from repo_interp.plots.marks.drawing import (
     thin,
     token_label,
 )
+from repo_interp.plots.marks.finding import Finding
 from repo_interp.plots.marks.heads import HeadMap
 from repo_interp.plots.marks.reading import (
     LEARNED_SCHEMES,
     PromptTokens,
     checkpoint_name,
     group,
+    learned_layers,
     ordered_spans,
     pick,
     prompt_tokens,
@@ -321,12 +323,32 @@ def _lead(run: xr.DataTree) -> str:
     )
 
 
+def _findings(run: xr.DataTree) -> Iterator[Finding]:
+    """How far learned positions reach, against the token index of the same prompts."""
+    if not has_positions(run):
+        return
+    ranges = group(run, "positions")["position_range"].mean("prompt").transpose("layer", "head")
+    learned = learned_layers(ranges)
+    if not learned:
+        return
+    ranges = ranges.sel(layer=learned)
+    row, column = np.unravel_index(int(np.nanargmax(ranges.values)), ranges.shape)
+    layer, head = int(ranges["layer"][row]), int(ranges["head"][column])
+    index = float(group(run, "positions")["token_count"].mean()) - 1
+    widest, middle = float(ranges.max()), float(ranges.median())
+    if 0.5 * index < middle < 2 * index:
+        return
+    sentence = f"Learned positions span {middle:.2g} (median head), the token index {index:.0f}; L{layer} H{head} spans most, {widest:.3g}"
+    yield Finding(sentence, "positions.position_range, mean over prompts", 0.5, "positions", layer, head)
+
+
 VIEW = View(
     "positions",
     "Positions, head by head",
     _lead,
     _figures,
     tables=lambda run: (range_table(run),) if has_positions(run) else (),
+    findings=_findings,
     head_maps=lambda run: (
         (HeadMap(over_prompts(group(run, "positions")["position_range"]), learned=True),) if has_positions(run) else ()
     ),

@@ -22,6 +22,7 @@ from matplotlib.patches import Rectangle
 from repo_interp.errors import InputError
 from repo_interp.plots.marks.arrays import over_prompts, ranked_heads
 from repo_interp.plots.marks.drawing import colour_bar, contiguous, counted, legend_below, number, token_label
+from repo_interp.plots.marks.finding import Finding
 from repo_interp.plots.marks.head_charts import HeadCurves
 from repo_interp.plots.marks.heads import HeadMap, head_grid_figure
 from repo_interp.plots.marks.reading import PromptTokens, group, pick, prompt_tokens, schemes
@@ -264,12 +265,28 @@ def _lead(run: xr.DataTree) -> str:
     )
 
 
+def _findings(run: xr.DataTree) -> Iterator[Finding]:
+    """The head on whose positions the answer hangs most, where it stands out from the median head."""
+    size = group(run, "saliency")["saliency_size"].mean("prompt").transpose("layer", "head")
+    if not np.isfinite(size.values).any():
+        return
+    row, column = np.unravel_index(int(np.nanargmax(size.values)), size.shape)
+    layer, head, median = int(size["layer"][row]), int(size["head"][column]), float(size.median())
+    if float(size.max()) > 3 * median:
+        times = f"{float(size.max()) / median:.0f} times" if median > 0 else "more than"
+        sentence = f"The answer hangs most on the positions of L{layer} H{head}: {times} as much as on those of the median head"
+        yield Finding(
+            sentence, f"saliency.saliency_size {float(size.max()):.2g} nats per position", 0.65, "saliency", layer, head
+        )
+
+
 VIEW = View(
     "saliency",
     "Positions that the answer hangs on",
     _lead,
     _figures,
     tables=lambda run: (saliency_table(run), completeness_table(run)) if _has_path(run) else (saliency_table(run),),
+    findings=_findings,
     head_maps=_head_maps,
     head_charts=_head_charts,
     compared=("saliency_size", "integrated_size"),

@@ -16,6 +16,7 @@ import xarray as xr
 from repo_interp.errors import InputError
 from repo_interp.plots.marks.beside import maps
 from repo_interp.plots.marks.drawing import legend_below
+from repo_interp.plots.marks.finding import Finding, percent
 from repo_interp.plots.marks.perplexity import perplexity_by_length
 from repo_interp.plots.marks.reading import LEARNED_SCHEMES, checkpoint_name, group
 from repo_interp.plots.marks.runs import has_runs, runs_of
@@ -196,12 +197,24 @@ def _asked(scores: xr.Dataset) -> str:
     return f"{', '.join(asked)}.{left}".lstrip(".").strip() if asked or left else ""
 
 
+def _findings(run: xr.DataTree) -> Iterator[Finding]:
+    """The score of each test set, the first and the worst."""
+    scores = group(run, "scores")
+    mean, unit = scores["mean_score"], str(scores["mean_score"].attrs.get("units", "1"))
+    for place in dict.fromkeys((0, int(np.nanargmin(mean.values)))):
+        value, error = float(mean[place]), float(scores["standard_error"][place])
+        number = f"{percent(value)} +- {percent(error)}" if unit == "1" else f"{value:.3g} +- {error:.2g} {unit}"
+        sentence = f"Test set {mean['test_set'].values[place]}: {scores.attrs.get('metric', 'mean score')} {number}"
+        yield Finding(sentence, "scores.mean_score, standard error over prompts", 0.85 - 0.05 * (place > 0), "scores")
+
+
 VIEW = View(
     "scores",
     "Scores",
     "How well the checkpoint answers, by test set: the mean over prompts, with its standard error.",
     figures_of_scores,
     tables=lambda run: (score_table(run),),
+    findings=_findings,
     compared=("mean_score", "log_perplexity"),
     not_averaged=("mean_score", "standard_error", "score_map"),  # those of `score`
     beside=Beside(_figures_beside),

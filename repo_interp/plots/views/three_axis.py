@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from repo_interp.errors import InputError
 from repo_interp.plots.marks.arrays import nanmean, over_prompts, ranked_heads
 from repo_interp.plots.marks.drawing import colour_bar, counted, envelope, legend_below, number, scheme_handles
+from repo_interp.plots.marks.finding import Finding
 from repo_interp.plots.marks.head_charts import HeadChart, HeadCurves, HeadImage, HeadNumber
 from repo_interp.plots.marks.heads import HeadMap, head_grid, layer_table
 from repo_interp.plots.marks.reading import first_prompt, group, has_groups, pick, schemes
@@ -240,6 +241,23 @@ def _head_charts(run: xr.DataTree) -> Sequence[HeadChart]:
     return charts
 
 
+def fit_findings(name: str, fitted: str, weight: float) -> Callable[[xr.DataTree], Iterator[Finding]]:
+    """Findings of a fit `r [prompt, layer, head]`: how much of the logits two or three parts explain, and where they explain least."""
+
+    def found(run: xr.DataTree) -> Iterator[Finding]:
+        measured = group(run, name)["r"]
+        r = measured.mean([axis for axis in measured.dims if axis not in ("layer", "head")]).transpose("layer", "head")
+        if not np.isfinite(r.values).any():
+            return
+        row, column = np.unravel_index(int(np.nanargmin(r.values)), r.shape)
+        layer, head = int(r["layer"][row]), int(r["head"][column])
+        least = f"least in L{layer} H{head} ({float(r.min()):.2f})"
+        sentence = f"{fitted} add up to the logits with r = {float(r.median()):.2f} (median head); {least}"
+        yield Finding(sentence, f"{name}.r; random weights can reach .85 too", weight, name, layer, head)
+
+    return found
+
+
 VIEW = View(
     "three_axis",
     "Position and semantics: three axes",
@@ -247,6 +265,7 @@ VIEW = View(
     "Generalization, sec. 3.1).",
     _figures,
     tables=correlation_tables("three_axis", CORRELATIONS),
+    findings=fit_findings("three_axis", "A part for the distance, one for the query and one for the key", 0.2),
     head_maps=correlation_maps("three_axis", CORRELATIONS),
     head_charts=_head_charts,
     compared=("r", "r_position", "distance_axis"),
