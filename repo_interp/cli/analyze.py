@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -60,8 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompts",
         metavar="FILE",
-        help="prompts.jsonl to analyse (default: needle-in-a-haystack prompts are made)",
+        help="prompts.jsonl, or plain text, to analyse; - is standard input (default: prompts of the task that the checkpoint was trained "
+        "on, else one text of 512 tokens from the documentation of Python's standard library)",
     )
+    parser.add_argument("--text", metavar="TEXT", help="one text to analyse")
     parser.add_argument("--out", metavar="DIR", help="where results go (default: runs/NAME, numbered when there is one)")
     add_resume(parser)
     parser.add_argument(
@@ -76,12 +79,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--experiments",
         type=name_list,
-        default=(),
+        default=None,
         metavar="A,B",
-        help="experiments, which need many forward passes: effects (of changed positions of heads, on these prompts), saliency (of "
-        "positions, on these prompts), atlas (what every head does and is called), perturbation (of order and positions, on these "
-        "prompts), extrapolation (beyond the training length, on longer prompts of the same task); scored by the task of the prompts, and "
-        "prompts of a file by their generated tokens or, without these, by log perplexity",
+        help="experiments, which need many forward passes (default: atlas where no layer learns positions or counts gates, else none): "
+        "effects (of changed positions of heads, on these prompts), saliency (of positions, on these prompts), atlas (what every head does "
+        "and is called), perturbation (of order and positions, on these prompts), extrapolation (beyond the training length, on longer "
+        "prompts of the same task); scored by the task of the prompts, and prompts of a file by their generated tokens or, without these, "
+        "by log perplexity",
     )
     parser.add_argument(
         "--save-maps",
@@ -153,35 +157,55 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _request(arguments: argparse.Namespace, name: str, step: Step) -> Request:
     """What `arguments` ask of the checkpoint `name`. Raises InputError for what does not fit, unknown names before anything is read."""
+    step(f"loading {name}")
     from repo_interp.analysis.request import Execution, Request, default_measures, measures_named
     from repo_interp.experiments.catalogue import experiment_named
     from repo_interp.measures.catalogue import measure_named
     from repo_interp.models.load import load
     from repo_interp.models.reposition import layout
     from repo_interp.plots.catalogue import view_of
-    from repo_interp.tasks.prompt.jsonl import read_prompts
 
     for measure in arguments.measures or ():
         measure_named(measure)
-    experiments = [experiment_named(experiment) for experiment in arguments.experiments]
+    experiments = [experiment_named(experiment) for experiment in arguments.experiments or ()]
     for measure in arguments.measures or ():
         view_of(measure)  # one of another package that cannot be imported is refused here too
-    step("loading")
     path = find(name)
     bridge = load(path, **placed(arguments))
     step("making prompts")
-    if arguments.prompts is not None:
+    if arguments.prompts is not None or arguments.text is not None:
         _require_none_made(arguments)
-        prompts, task = read_prompts(arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.cfg.d_vocab), None
+        prompts, task = _given_prompts(arguments, bridge), None
     else:
         prompts, task = _make_prompts(arguments, bridge, path)
     wanted, parameters = arguments.measures or default_measures(prompts, layout(bridge), arguments.layers), arguments.parameters
+    if arguments.experiments is None and arguments.measures is None and arguments.layers is None:
+        experiments = _atlas_of_fixed_positions(bridge, prompts, task)
     if arguments.save_maps is not None:
         wanted = tuple(dict.fromkeys((*wanted, "maps")))
         parameters = [*parameters, ("maps.heads", arguments.save_maps)]
     measures, experiments = _with_parameters(measures_named(wanted), experiments, parameters)
     execution = Execution(arguments.batch_size)
     return Request(bridge, prompts, measures, arguments.layers, arguments.heads, experiments, task, execution)
+
+
+def _atlas_of_fixed_positions(bridge: Any, prompts: Sequence[Any], task: Any) -> list[Any]:
+    """The atlas, where no layer learns positions or counts gates: then it is what heads do that tells most; none where it cannot work."""
+    from repo_interp.errors import warn
+    from repo_interp.experiments.atlas import Atlas
+    from repo_interp.experiments.catalogue import planned
+    from repo_interp.models.reposition import layout
+    from repo_interp.positions.layouts import FIXED, NO_ATTENTION
+
+    if not set(layout(bridge)) <= {*FIXED, NO_ATTENTION}:
+        return []
+    quick = Atlas(sequences=2, twins=2)
+    try:
+        planned(bridge, prompts, [quick], task)
+    except InputError as error:
+        warn(f"without the atlas: {error}")
+        return []
+    return [quick]
 
 
 def _announce(console: Console, name: str, request: Request) -> None:
@@ -256,12 +280,36 @@ def _with_parameters(measures, experiments, parameters):
 
 
 def _require_none_made(arguments: argparse.Namespace) -> None:
-    """Raise InputError for options of prompts that are made, beside a file of prompts."""
-    for option in ("task", "variant", "length", "count", "seed"):
+    """Raise InputError for options of prompts that are made, beside prompts that are given, and for a text beside a file."""
+    if arguments.prompts is not None and arguments.text is not None:
+        raise InputError("--text gives a prompt, and --prompts a file of them; leave one of the two out")
+    given = "--text gives one" if arguments.prompts is None else "--prompts gives a file of them"
+    for option in _MADE_BY:
         if getattr(arguments, option) is not None:
-            raise InputError(
-                f"--{option} is of prompts that are made, and --prompts gives a file of them; leave one of the two out"
-            )
+            raise InputError(f"--{option} is of prompts that are made, and {given}; leave one of the two out")
+
+
+_MADE_BY = ("task", "variant", "length", "count", "seed")
+"""Options of prompts that are made."""
+
+
+def _given_prompts(arguments: argparse.Namespace, bridge: Any) -> list[Any]:
+    """The prompts of --text or --prompts; a plain text that is longer than the training length is cut, with a note."""
+    from repo_interp.errors import warn
+    from repo_interp.models.provenance import length_trained
+    from repo_interp.tasks.prompt.jsonl import read_prompts
+    from repo_interp.tasks.prompt.text import prompt_from_text
+    from repo_interp.tasks.short_text import first_tokens
+
+    if arguments.text is not None:
+        prompts = [prompt_from_text(arguments.text, {}, bridge.tokenizer)]
+    else:
+        prompts = read_prompts(arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.cfg.d_vocab)
+    longest = length_trained(bridge)
+    if len(prompts) == 1 and not (prompts[0].spans or prompts[0].generated) and len(prompts[0].tokens) > longest:
+        warn(f"the text has {len(prompts[0].tokens):,} tokens; its first {longest:,}, the training length, are analysed")
+        prompts = [first_tokens(prompts[0], longest)]
+    return prompts
 
 
 def _make_prompts(arguments: argparse.Namespace, bridge, path: str):
@@ -270,6 +318,7 @@ def _make_prompts(arguments: argparse.Namespace, bridge, path: str):
     from repo_interp.analysis.room import batch_limit, require_memory_for_pass, require_room_for_prompts
     from repo_interp.analysis.trained_task import trained_task
     from repo_interp.models.provenance import loaded_from
+    from repo_interp.tasks.short_text import TOKENS, short_text
 
     count = 20 if arguments.count is None else arguments.count
     seed = 0 if arguments.seed is None else arguments.seed
@@ -280,6 +329,8 @@ def _make_prompts(arguments: argparse.Namespace, bridge, path: str):
         length = arguments.length or min(4096, origin.training_length if origin else 4096)
         if bridge.tokenizer is None:
             raise InputError("this checkpoint has no tokenizer, so no prompts can be made for it; give --prompts with token ids")
+        if all(getattr(arguments, option) is None for option in _MADE_BY):
+            return [short_text(bridge.tokenizer, min(TOKENS, length))], None
         require_room_for_prompts(count, length)
         require_memory_for_pass(bridge, length, min(count, batch_limit(bridge, arguments.batch_size).of_length(length)))
         variant = arguments.variant or "multikey_1"

@@ -19,8 +19,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from repo_interp.cli.console import Console
 from repo_interp.values import duration
 
-EVERY = 10.0
-"""Seconds between plain lines."""
+FIRST, EVERY = 1.5, 10.0
+"""Seconds until the first plain line, and between the others."""
 
 Step = Callable[..., None]
 """Called with what is being done, how much of it is done and how much there is in all where that is known, and a text beside it."""
@@ -67,7 +67,9 @@ def _lines(every: float) -> Iterator[Step]:
             name, done, total, text = what, so_far, in_all, more
 
     def tell() -> None:
-        while not ended.wait(every):
+        pause = min(FIRST, every)
+        while not ended.wait(pause):
+            pause = every
             now = time.monotonic()
             with lock:
                 line = " ".join(filter(None, (name, _count(done, total), text)))

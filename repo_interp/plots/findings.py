@@ -16,7 +16,7 @@ from repo_interp.plots.marks.finding import Finding
 
 MOST = 8
 """Findings of a run."""
-MOST_OF_GROUP = 2
+MOST_OF_GROUP = 4
 """Findings of one group, while other groups have some."""
 
 

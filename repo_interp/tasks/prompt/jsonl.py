@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,6 +28,7 @@ from repo_interp.tasks.prompt.text import prompt_from_text
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+STANDARD_INPUT = "-"
 Index = Annotated[int, Interval(ge=0, lt=1 << 31)]
 """A token id, or the number of a token or a character."""
 Characters = Annotated[list[Index], Len(2, 2)]
@@ -67,7 +69,7 @@ def read_prompts(
     tokenizer: PreTrainedTokenizerBase | None = None,
     vocab_size: int | None = None,
 ) -> list[Prompt]:
-    """Read prompts.jsonl.
+    """Read prompts.jsonl, or a file of plain text, whose first character is no brace: one prompt without spans. "-": standard input.
 
     `tokenizer` (Hugging Face, fast) is needed for lines of text; beside lines of tokens it fills in token_text where there is
     none. `vocab_size` bounds token ids (default: the tokenizer's size, else no bound). Blank lines are skipped. Raises
@@ -76,8 +78,10 @@ def read_prompts(
     path = path_of(path, "a prompts.jsonl")
     if vocab_size is None and tokenizer is not None:
         vocab_size = len(tokenizer)
-    prompts = []
-    for number, line in _lines(path):
+    prompts, lines = [], list(_lines(path))
+    if lines and path.suffix not in (".jsonl", ".json") and not lines[0][1].lstrip().startswith("{"):
+        return [prompt_from_text("\n".join(_texts(lines)), {}, tokenizer)]
+    for number, line in lines:
         try:
             prompts.append(_prompt(parsed(line), tokenizer, vocab_size))
         except InputError as error:
@@ -87,9 +91,18 @@ def read_prompts(
     return prompts
 
 
+def _texts(lines: Iterable[tuple[int, str]]) -> Iterator[str]:
+    """The lines of a plain text, the blank ones between them too."""
+    before = 0
+    for number, line in lines:
+        yield from [""] * (number - before - 1 if before else 0)
+        yield line
+        before = number
+
+
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
-        content = regular(path).read_bytes()
+        content = sys.stdin.buffer.read() if str(path) == STANDARD_INPUT else regular(path).read_bytes()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"{path}: wanted a prompts file, got {reason}; name a readable .jsonl file") from error

@@ -1,0 +1,30 @@
+"""Plain texts as prompts: what a user typed or named, and one short text for a model that was trained on no task of ours.
+
+The short text is the beginning of the standard library's docstrings (`essay`), the same on every machine with the same Python.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from repo_interp.tasks.essay import essay
+from repo_interp.tasks.prompt import Prompt
+from repo_interp.tasks.prompt.text import prompt_from_text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+TOKENS = 512
+"""Of the short text, at most."""
+
+
+def short_text(tokenizer: PreTrainedTokenizerBase, tokens: int = TOKENS) -> Prompt:
+    """The first `tokens` tokens of the standard library's docstrings, without spans."""
+    return first_tokens(prompt_from_text(" ".join(essay().words(tokens)), {}, tokenizer), tokens)
+
+
+def first_tokens(prompt: Prompt, tokens: int) -> Prompt:
+    """The first `tokens` tokens of a `prompt` without spans and generated tokens."""
+    texts = prompt.token_text
+    return replace(prompt, tokens=prompt.tokens[:tokens], token_text=None if texts is None else texts[:tokens])
