@@ -8,6 +8,7 @@ escapes every text. Each figure is an image of its own, so that the ids of sever
 from __future__ import annotations
 
 import json
+import zlib
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -66,9 +67,11 @@ def page_scripts(interactives: Sequence[Interactive], further: Sequence[str]) ->
 
 
 def _plotly() -> str:
+    """A script that unpacks plotly.js from base64 of its compressed bytes, a third of its size, and runs it: `plotlyReady`."""
     from plotly.offline import get_plotlyjs
 
-    return get_plotlyjs()
+    packed = b64encode(zlib.compress(get_plotlyjs().encode(), 9)).decode()
+    return packaged("unpack.js").replace("PACKED", packed)
 
 
 def json_script(data: Any) -> str:

@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ import xarray as xr
 
 from repo_interp.errors import InputError
 from repo_interp.failures import noted
-from repo_interp.plots.catalogue import figures_of, views_of
+from repo_interp.plots.catalogue import Drawn, figures_of, views_of
+from repo_interp.plots.findings import Finding, findings
 from repo_interp.plots.marks.reading import checkpoint_name
 from repo_interp.plots.marks.runs import has_runs, runs_of
 from repo_interp.plots.marks.table import Table, format_cell
@@ -45,6 +47,8 @@ class Section:
     html: str
     interactive: Interactive | None
     scripts: tuple[str, ...]
+    explores: bool
+    """Whether this section holds the explorer, which comes first."""
 
 
 def report_page(
@@ -58,7 +62,11 @@ def report_page(
     """
     options = PageOptions(None if prompts is None else tuple(prompts), round(megabytes * 1e6))
     path = Path(path)
-    pictures = [(one.measure, picture(one.figure, one.caption, rendered(one.figure, _EMBEDDED))) for one in figures_of(run)]
+    pictures = [
+        (one.measure, picture(one.figure, one.caption, rendered(one.figure, _EMBEDDED)))
+        for one in figures_of(run)
+        if _pictured(one, run)
+    ]
     path.write_text(_page(run, options, pictures, None), encoding="utf-8", newline="\n")
     return path
 
@@ -82,9 +90,11 @@ def write_report(
         if drawn is not None:
             drawn(one.name)
         with noted(failures, f"the figure {one.name!r} of {one.measure!r}"):
-            contents = rendered(one.figure, tuple(dict.fromkeys((*formats, *_EMBEDDED))))
+            pictured = _pictured(one, run)
+            contents = rendered(one.figure, tuple(dict.fromkeys((*formats, *(_EMBEDDED if pictured else ())))))
             write_pictures({name: contents[name] for name in formats}, directory / one.name)
-            pictures.append((one.measure, picture(one.figure, one.caption, contents)))
+            if pictured:
+                pictures.append((one.measure, picture(one.figure, one.caption, contents)))
     with noted(failures, "the page"):
         path.write_text(_page(run, PageOptions(), pictures, failures), encoding="utf-8", newline="\n")
     return failures
@@ -99,12 +109,17 @@ def _page(run: xr.DataTree, options: PageOptions, pictures: Sequence[tuple[str, 
         with noted(failures, f"the section of {view.group!r}"):
             section = _section(view, run, options, [picture for group, picture in pictures if group == view.group])
             sections += [] if section is None else [section]
+    found: list[Finding] = []
+    with noted(failures, "the findings"):
+        found = [] if has_runs(run) else findings(run)
+    sections.sort(key=lambda section: not section.explores)
     sides, scripts = linked_sides(run, failures) if has_runs(run) else ([], _scripts(sections))
     not_measured = [f"not measured: {line}" for line in str(run.attrs.get("stopped", "")).splitlines()]
     owners = [("run", run.attrs), *((name, node.attrs) for name, node in run.children.items() if node.attrs)]
     return template().page_of(
         title=_title(run, sections),
         facts=_facts(run, sections),
+        findings=found,
         warnings=[*str(run.attrs.get("notes", "")).splitlines(), *not_measured],
         sides=sides,
         sections=sections,
@@ -113,6 +128,11 @@ def _page(run: xr.DataTree, options: PageOptions, pictures: Sequence[tuple[str, 
         style=packaged("page.css"),
         scripts=scripts,
     )
+
+
+def _pictured(drawn: Drawn, run: xr.DataTree) -> bool:
+    """Whether the page of `run` holds `drawn` as a picture: not where it shows the same as a map or chart."""
+    return has_runs(run) or not any(fnmatch(drawn.name, pattern) for pattern in drawn.view.live)
 
 
 def _title(run: xr.DataTree, sections: Sequence[Section]) -> str:
@@ -151,7 +171,8 @@ def _section(view: View, run: xr.DataTree, options: PageOptions, pictures: Seque
         }
     )
     scripts = (*(["heads.js"] if maps else []), *(["head_charts.js"] if charts else []))
-    return Section(view.group, view.title, html, interactive, scripts)
+    explores = interactive is not None and "token_count" in run[view.group].data_vars
+    return Section(view.group, view.title, html, interactive, scripts, explores)
 
 
 def _scripts(sections: Sequence[Section]) -> list[str]:

@@ -294,7 +294,11 @@ def _tables(run: xr.DataTree) -> Sequence[Table]:
 
 def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
     span = main_span(run)
-    return () if span is None else (HeadMap(mass_of_heads(run, span)),)
+    return (
+        ()
+        if span is None
+        else (HeadMap(mass_of_heads(run, span), prompts=UNIT * group(run, "attention_mass")["mass"].sel(span=span)),)
+    )
 
 
 def _lead(run: xr.DataTree) -> str:
@@ -317,6 +321,7 @@ VIEW = View(
     _figures,
     tables=_tables,
     head_maps=_head_maps,
+    live=("heads_map",),
     compared=("mass_per_token", "mass"),
     not_averaged=("table",),  # its mean over prompts and heads is taken already: that of mass_per_token
 )

@@ -107,6 +107,7 @@ VIEW = View(
     tables=correlation_tables("fake_distance", CORRELATIONS),
     head_maps=correlation_maps("fake_distance", CORRELATIONS),
     head_charts=_head_charts,
+    live=("fit_correlations", "fake_distance_layer*"),
     compared=("r", "position_axis"),
     not_averaged=("position_axis", "semantic_axis"),
 )

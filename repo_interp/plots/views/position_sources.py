@@ -177,5 +177,6 @@ VIEW = View(
     tables=lambda run: (source_table(run),),
     head_maps=_head_maps,
     informative=_informative,
+    live=("positions_from_token",),
     compared=("share", "r_squared"),
 )

@@ -249,6 +249,7 @@ VIEW = View(
     tables=correlation_tables("three_axis", CORRELATIONS),
     head_maps=correlation_maps("three_axis", CORRELATIONS),
     head_charts=_head_charts,
+    live=("fit_correlations", "three_axis_layer*"),
     compared=("r", "r_position", "distance_axis"),
     not_averaged=("distance_axis", "query_axis", "key_axis"),
 )

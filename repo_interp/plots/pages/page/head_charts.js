@@ -106,7 +106,7 @@ window.drawHeadCharts = function (place, charts, page) {
   }
 
   function row(chart, chosen, kind) {
-    const looks = attention(chart, chosen);
+    const looks = page.shown(attention(chart, chosen));
     if (!looks) return { message: chosen.token === null ? "Click a token in the explorer to see its row." : "The run keeps these logits for prompt " + chart.prompt + " alone." };
     const middle = (block) => (block.first + block.last) / 2;
     const own = headOf(chart, chosen);
@@ -157,7 +157,7 @@ window.drawHeadCharts = function (place, charts, page) {
   }
 
   function bars(chart, chosen) {
-    const looks = strongest(chart, chosen);
+    const looks = page.shown(strongest(chart, chosen));
     if (!looks) return { message: missingRow(chart, chosen) };
     const held = looks.blocks.reduce((sum, block) => sum + block.share, 0);
     return {

@@ -3,7 +3,7 @@
 // the others. Knows the colours of the page, light and dark.
 "use strict";
 
-(function () {
+(window.plotlyReady || Promise.resolve()).then(function () {
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const family = getComputedStyle(document.body).fontFamily;
@@ -55,11 +55,21 @@
     showHead: null,
     chosen: null,
     follow: null,
+    // Chooses what it is given of a group's map, prompt, head and token.
+    choose: () => {},
     // Set by the charts that hold rows of attention, or logits of pairs, and next tokens.
     attention: () => null,
     attentionMissing: () => "This run does not hold where it looks: analyse again with the measure attention_rows.",
     nearestRow: () => null,
     rowsAreMeasured: false,
+    // A row of attention as it is shown: where the reader leaves out token 0, the others get what is left of 1 without its share.
+    withoutSink: false,
+    shown(row) {
+      const sink = row && this.withoutSink && row.size === 1 && row.blocks.find((block) => block.first === 0);
+      if (!sink || row.blocks.length === 1) return row;
+      const left = row.blocks.filter((block) => block !== sink);
+      return { ...row, from: row.from + " without token 0", blocks: left.map((block) => ({ ...block, share: block.share / (1 - sink.share) })) };
+    },
     predictions: () => null,
   });
 
@@ -70,10 +80,12 @@
   const page = bringToLife(all.filter(({ section }) => section.dataset.side === undefined), pageOfRun(true));
   const pages = sides.map((side, place) => bringToLife([side], pageOfRun(place === 0)));
   link(pages.filter((one) => one.follow));
+  const first = document.querySelector("#findings button.open");
+  if (first) page.opening = placeOf(first);
   shared.onReady.forEach((ready) => ready());
 
   function bringToLife(sections, page) {
-    for (const { content } of sections) page.headMaps.push(...content.maps);
+    for (const { name, content } of sections) page.headMaps.push(...content.maps.map((map) => ({ ...map, group: name })));
     for (const { name, section, content } of sections) {
       const draw = (window.reportSections || {})[name];
       if (draw && content.data !== null) draw(section, content.data, page);
@@ -81,7 +93,7 @@
     if (!page.showHead) followWithoutExplorer(sections, page);
     for (const { section, content } of sections) {
       if (content.charts.length) window.drawHeadCharts(section.querySelector(".head-charts"), content.charts, page);
-      if (content.maps.length && section !== page.gallery) window.drawHeadMaps(section.querySelector(".head-maps"), content.maps, page);
+      if (content.maps.length && !page.gallery) window.drawHeadMaps(section.querySelector(".head-maps"), content.maps, page);
     }
     return page;
   }
@@ -112,9 +124,20 @@
     page.onReady.push(tell);
   }
 
+  // What a button names: a group, a head, and where it has them a prompt and a token.
+  function placeOf(button) {
+    const place = { group: button.dataset.group };
+    for (const name of ["layer", "head", "prompt", "token"]) if (name in button.dataset) place[name] = Number(button.dataset[name]);
+    return place;
+  }
+
   for (const button of document.querySelectorAll("button.open")) {
     button.hidden = !page.showHead;
-    button.addEventListener("click", () => page.showHead(Number(button.dataset.layer), Number(button.dataset.head)));
+    button.addEventListener("click", () => {
+      const place = placeOf(button);
+      page.showHead(place.layer, place.head);
+      if (place.group !== undefined) page.choose(place);
+    });
   }
   page.events.addEventListener("head-chosen", (event) => {
     const where = "L" + event.detail.layer + " H" + event.detail.head;
@@ -125,4 +148,5 @@
     for (const details of document.querySelectorAll("details")) details.open = true;
     shared.onPrint.forEach((print) => print());
   });
-})();
+  document.documentElement.dataset.alive = "";
+});
