@@ -85,6 +85,7 @@ def opened(browser, pages):
     def open_page(name: str, address: str = "", width: int = 1280, dark: bool = False) -> Browser:
         browser.size(width, 900, dark)
         browser.open(f"{(pages / name).as_uri()}{address}")
+        browser.wait("'alive' in document.documentElement.dataset")
         return browser
 
     yield open_page
@@ -138,7 +139,10 @@ def test_it_opens_on_all_heads_and_the_prompt_and_a_click_opens_a_head(opened):
     browser = opened("small.html")
     assert tiles(browser) == [f"{layer}/{head}" for layer in range(6) for head in range(4)]
     assert browser.run("document.querySelectorAll('#explorer-text span[data-token]').length") == 96
-    assert "No token is chosen" in text_of(browser, "#explorer-facts")
+    generated = small_run()["positions"].to_dataset()["span_mask"].sel(prompt=0, span="generated").values
+    assert f"Token {np.flatnonzero(generated)[0] - 1} " in text_of(browser, "#explorer-facts"), (
+        "the token that produced the answer"
+    )
     title, prompts = text_of(browser, "#gallery-score option"), small_run()["positions"].sizes["prompt"]
     assert text_of(browser, "#gallery-mean") == f"Colour and number of a head: {title}, mean over {prompts} prompts."
     mean, drawn = browser.run("document.querySelector('#gallery-grid .tile').title").split(". Drawn: ")
@@ -229,7 +233,7 @@ def test_a_run_without_positions_opens_on_its_heads_and_shows_where_they_look(op
     browser = opened("rope.html")
     rows, expected = rope["attention_rows"].to_dataset(), rope["predictions"].to_dataset()
     assert len(tiles(browser)) == rows.sizes["layer"] * rows.sizes["head"]
-    assert not browser.run("document.querySelector('#explorer-panels .plot').data.some((trace) => trace.type === 'bar')")
+    assert browser.run("document.querySelector('#explorer-panels .plot').data.some((trace) => trace.type === 'bar')"), "not empty"
     browser.run("document.querySelector('.tile[data-head=\"1/2\"]').click()")
     browser.run("document.querySelector('#explorer-text [data-token=\"9\"]').click()")
     bars = "document.querySelector('.chosen-panel .plot').data.find((trace) => trace.type === 'bar')"

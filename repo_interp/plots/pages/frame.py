@@ -25,6 +25,8 @@ MOST_SVG = 300_000
 """Bytes of an SVG above which a page embeds a PNG instead."""
 PAGE_PIXELS = 132
 """Pixels of the page per inch of a figure."""
+LONG_DATA = 100_000
+"""Characters of a section's JSON above which the page holds it compressed."""
 LONG_TABLE = 24
 """Rows above which a reader may fold a table away."""
 
@@ -49,8 +51,8 @@ def picture(figure: Figure, caption: str, contents: Mapping[str, bytes]) -> Pict
 def template() -> Any:
     """The macros of `page/page.html.jinja`: `page_of`, `section_of`, `side_of`, `table_of`; each returns escaped HTML."""
     environment = Environment(autoescape=True, trim_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True)
-    environment.filters |= {"json_script": json_script, "inline": _inline, "zip": zip}
-    environment.globals["long_table"] = LONG_TABLE
+    environment.filters |= {"json_script": json_script, "packed": packed, "inline": _inline, "zip": zip}
+    environment.globals |= {"long_table": LONG_TABLE, "long_data": LONG_DATA}
     return environment.from_string(packaged("page.html.jinja")).module
 
 
@@ -67,11 +69,15 @@ def page_scripts(interactives: Sequence[Interactive], further: Sequence[str]) ->
 
 
 def _plotly() -> str:
-    """A script that unpacks plotly.js from base64 of its compressed bytes, a third of its size, and runs it: `plotlyReady`."""
+    """A script that holds plotly.js, which page.js runs, in a third of its size."""
     from plotly.offline import get_plotlyjs
 
-    packed = b64encode(zlib.compress(get_plotlyjs().encode(), 9)).decode()
-    return packaged("unpack.js").replace("PACKED", packed)
+    return f'window.packedPlotly = "{packed(get_plotlyjs())}";'
+
+
+def packed(text: str) -> str:
+    """`text`, compressed, as base64; page.js unpacks it."""
+    return b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
 def json_script(data: Any) -> str:

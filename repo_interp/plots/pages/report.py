@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from html import escape
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -40,11 +41,12 @@ _EMBEDDED = ("png", "svg")
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the page: the group and the title of its view, its HTML, and what it brings to life."""
+    """A section of the page: the group and the title of its view, what it shows, and what it brings to life."""
 
     group: str
     title: str
-    html: str
+    content: dict[str, Any]
+    """What the template's `section_of` takes."""
     interactive: Interactive | None
     scripts: tuple[str, ...]
     explores: bool
@@ -62,13 +64,44 @@ def report_page(
     """
     options = PageOptions(None if prompts is None else tuple(prompts), round(megabytes * 1e6))
     path = Path(path)
-    pictures = [
+    path.write_text(_page(run, options, _pictures(run), None), encoding="utf-8", newline="\n")
+    return path
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The page of a run in a cell of a notebook."""
+
+    page: str
+    """The HTML of the page."""
+    height: int
+    """Pixels of the cell."""
+
+    def _repr_html_(self) -> str:
+        """The page in a frame of its own: nothing in it reaches the notebook."""
+        return (
+            f'<iframe srcdoc="{escape(self.page)}" sandbox="allow-scripts allow-downloads" '
+            f'style="width: 100%; height: {self.height}px; border: 0"></iframe>'
+        )
+
+
+def show(run: xr.DataTree, height: int = 800) -> Shown:
+    """The page of `run`, one run or several, for a cell of a notebook that is `height` pixels high.
+
+    Raises InputError when the run has no group, or `height` is no positive whole number.
+    """
+    if isinstance(height, bool) or not isinstance(height, int) or height < 1:
+        raise InputError(f"height is {height!r}; wanted pixels, a whole number from 1 on, such as 800")
+    return Shown(_page(run, PageOptions(), _pictures(run), None), height)
+
+
+def _pictures(run: xr.DataTree) -> list[tuple[str, Picture]]:
+    """The pictures of the page of `run`, with their groups."""
+    return [
         (one.measure, picture(one.figure, one.caption, rendered(one.figure, _EMBEDDED)))
         for one in figures_of(run)
         if _pictured(one, run)
     ]
-    path.write_text(_page(run, options, pictures, None), encoding="utf-8", newline="\n")
-    return path
 
 
 def write_report(
@@ -155,24 +188,22 @@ def _section(view: View, run: xr.DataTree, options: PageOptions, pictures: Seque
     interactive = None if data is None else view.interactive
     if not (pictures or tables or maps or charts or interactive):
         return None
-    html = template().section_of(
-        {
-            "group": view.group,
-            "title": view.title,
-            "lead": view.lead if isinstance(view.lead, str) else view.lead(run),
-            "notes": notes,
-            "interactive": interactive,
-            "informative": view.informative(run),
-            "pictures": pictures,
-            "tables": tables,
-            "maps": maps,
-            "charts": charts,
-            "data": data,
-        }
-    )
+    content = {
+        "group": view.group,
+        "title": view.title,
+        "lead": view.lead if isinstance(view.lead, str) else view.lead(run),
+        "notes": notes,
+        "interactive": interactive,
+        "informative": view.informative(run),
+        "pictures": pictures,
+        "tables": tables,
+        "maps": maps,
+        "charts": charts,
+        "data": data,
+    }
     scripts = (*(["heads.js"] if maps else []), *(["head_charts.js"] if charts else []))
     explores = interactive is not None and "token_count" in run[view.group].data_vars
-    return Section(view.group, view.title, html, interactive, scripts, explores)
+    return Section(view.group, view.title, content, interactive, scripts, explores)
 
 
 def _scripts(sections: Sequence[Section]) -> list[str]:

@@ -602,7 +602,7 @@ window.reportSections.positions = function (section, data, page) {
   let restoring = false;
 
   function changed() {
-    if (restoring || !state.chosen || !page.addressed) return;
+    if (restoring || !state.chosen || !page.addressed || page.framed) return;
     const parts = new URLSearchParams();
     parts.set("prompt", state.prompt.prompt);
     parts.set("heads", panels.map((panel) => panel.layer + "." + panel.head).join(","));
@@ -721,7 +721,7 @@ window.reportSections.positions = function (section, data, page) {
 
   // Show what a finding names: its prompt, head and token, and its group's map; without a token one whose row of attention is held.
   page.choose = function (given) {
-    gallery.colourBy(given.group);
+    gallery.colourBy(given.group, data.bare);
     const wanted = { ...page.chosen(), view: null, ...given };
     const prompt = data.prompts.find((one) => one.prompt === wanted.prompt) || state.prompt;
     if (given.token === undefined) {
@@ -785,7 +785,7 @@ window.reportSections.positions = function (section, data, page) {
     if (restore()) find("live").scrollIntoView();
     else {
       chooseHead(state.chosen);
-      page.choose(page.opening || {});
+      if (page.addressed) page.choose(page.opening || {});
     }
   });
   window.addEventListener("hashchange", restore);

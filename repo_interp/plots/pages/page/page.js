@@ -3,7 +3,16 @@
 // the others. Knows the colours of the page, light and dark.
 "use strict";
 
-(window.plotlyReady || Promise.resolve()).then(function () {
+(async function () {
+  // Unpacks what the page holds as base64 of compressed text.
+  async function unpacked(text) {
+    const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).text();
+  }
+
+  // The policy of the page lets an inline script run, and no eval.
+  if (window.packedPlotly) document.head.append(Object.assign(document.createElement("script"), { textContent: await unpacked(window.packedPlotly) }));
+
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const family = getComputedStyle(document.body).fontFamily;
@@ -12,6 +21,7 @@
     // No button that would send anything anywhere.
     config: {
       displaylogo: false, responsive: true, typesetMath: false, showTips: false,
+      toImageButtonOptions: { format: "svg" },
       modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
     },
     layout(given) {
@@ -30,6 +40,8 @@
       });
     },
     colour,
+    // Whether the page stands in a frame of a notebook, which has no address.
+    framed: location.protocol === "about:",
     // A colour of a scheme as it can be seen on the page: lighter on dark paper.
     ink(hex) {
       if (!dark.matches) return hex;
@@ -73,9 +85,10 @@
     predictions: () => null,
   });
 
-  const all = [...document.querySelectorAll("script.section-data")].map((script) => ({
-    name: script.dataset.section, section: script.closest("section"), content: JSON.parse(script.textContent),
-  }));
+  const all = await Promise.all([...document.querySelectorAll("script.section-data")].map(async (script) => ({
+    name: script.dataset.section, section: script.closest("section"),
+    content: JSON.parse(script.type === "application/json" ? script.textContent : await unpacked(script.textContent)),
+  })));
   const sides = all.filter(({ section }) => section.dataset.side !== undefined);
   const page = bringToLife(all.filter(({ section }) => section.dataset.side === undefined), pageOfRun(true));
   const pages = sides.map((side, place) => bringToLife([side], pageOfRun(place === 0)));
@@ -148,5 +161,42 @@
     for (const details of document.querySelectorAll("details")) details.open = true;
     shared.onPrint.forEach((print) => print());
   });
+  // A table as text: of the clipboard with tabs, of a file with commas; numbers as the page shows them.
+  function rowsOf(table) {
+    return [...table.rows].map((row) => [...row.cells].filter((cell) => !cell.querySelector("button.open") && cell.matches("th, tbody td")).map((cell) => cell.textContent.trim()));
+  }
+
+  function save(text, name) {
+    const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(new Blob([text], { type: "text/csv" })), download: name });
+    link.click();
+    URL.revokeObjectURL(link.href);
+  }
+
+  for (const table of document.querySelectorAll("section .scroll > table:not([id])")) {
+    const copy = Object.assign(document.createElement("button"), { type: "button", textContent: "copy" });
+    const csv = Object.assign(document.createElement("button"), { type: "button", textContent: "CSV" });
+    copy.addEventListener("click", async () => {
+      const text = rowsOf(table).map((row) => row.join("\t")).join("\n");
+      try { await navigator.clipboard.writeText(text); copy.textContent = "copied"; } catch { copy.textContent = "not allowed here"; }
+    });
+    csv.addEventListener("click", () => {
+      const quoted = (cell) => (/[",\n]/.test(cell) ? '"' + cell.replaceAll('"', '""') + '"' : cell);
+      save(rowsOf(table).map((row) => row.map(quoted).join(",")).join("\n") + "\n", table.caption.textContent.replace(/\W+/g, "_") + ".csv");
+    });
+    for (const button of [copy, csv]) button.className = "save";
+    table.caption.append(" ", copy, " ", csv);
+  }
+
+  // What is drawn in a folded section has no width yet.
+  for (const details of document.querySelectorAll("details")) details.addEventListener("toggle", () => window.dispatchEvent(new Event("resize")));
+  for (const link of document.querySelectorAll('a[href^="#"]')) {
+    link.addEventListener("click", (event) => {
+      const section = document.querySelector(link.getAttribute("href")), folded = section.querySelector(":scope > details");
+      if (folded) folded.open = true;
+      if (!shared.framed) return;
+      event.preventDefault();
+      section.scrollIntoView();
+    });
+  }
   document.documentElement.dataset.alive = "";
-});
+})();
