@@ -149,7 +149,7 @@ def _page(run: xr.DataTree, options: PageOptions, pictures: Sequence[tuple[str, 
     sides, scripts = linked_sides(run, failures) if has_runs(run) else ([], _scripts(sections))
     not_measured = [f"not measured: {line}" for line in str(run.attrs.get("stopped", "")).splitlines()]
     owners = [("run", run.attrs), *((name, node.attrs) for name, node in run.children.items() if node.attrs)]
-    return template().page_of(
+    page = template().page_of(
         title=_title(run, sections),
         facts=_facts(run, sections),
         findings=found,
@@ -161,6 +161,7 @@ def _page(run: xr.DataTree, options: PageOptions, pictures: Sequence[tuple[str, 
         style=packaged("page.css"),
         scripts=scripts,
     )
+    return str(page)
 
 
 def _pictured(drawn: Drawn, run: xr.DataTree) -> bool:
