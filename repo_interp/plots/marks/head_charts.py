@@ -174,6 +174,7 @@ class HeadRows:
             "kind": "rows",
             "title": self.title,
             "prompt": self.prompt,
+            "kept": self.weights.sizes["query"],
             "queries": [int(query) for query in self.weights["query"].values[shown]],
             "ranks": ranks,
             "least": LEAST_LOGARITHM,

@@ -153,7 +153,7 @@ window.drawHeadCharts = function (place, charts, page) {
     if (chosen.token === null) return "Click a token in the explorer to see its row.";
     if (chosen.prompt !== null && chosen.prompt !== chart.prompt) return "Where tokens look is kept for prompt " + chart.prompt + " alone.";
     if (!headOf(chart, chosen)) return "Where tokens look was not measured for this head.";
-    return "The run keeps the rows of " + chart.queries.length + " tokens; the nearest is token " + nearest(chart.queries, chosen.token) + ".";
+    return (chart.queries.length < chart.kept ? "This page has room for" : "The run keeps") + " the rows of " + chart.queries.length + " tokens; the nearest is token " + nearest(chart.queries, chosen.token) + ".";
   }
 
   function bars(chart, chosen) {
