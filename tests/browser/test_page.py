@@ -307,6 +307,12 @@ def test_a_run_without_positions_opens_on_its_heads_and_shows_where_they_look(op
     rows, expected = rope["attention_rows"].to_dataset(), rope["predictions"].to_dataset()
     assert len(tiles(browser)) == rows.sizes["layer"] * rows.sizes["head"]
     assert browser.run("document.querySelector('#explorer-panels .plot').data.some((trace) => trace.type === 'bar')"), "not empty"
+    maps = "[...document.querySelector('#gallery-score').options].map((one) => one.text)"
+    title = "attention on token 0, mean over tokens of prompt 0 (%)"
+    choose(browser, "gallery-score", str(browser.run(maps).index(title)))
+    later = rows.sel(layer=1, head=2, query=slice(1, None))
+    sink = 100 * float(later["weight"].where(later["key"] == 0).sum("rank").mean())
+    assert float(text_of(browser, '.tile[data-head="1/2"] .tile-score')) == pytest.approx(sink, rel=6e-3)
     browser.run("document.querySelector('.tile[data-head=\"1/2\"]').click()")
     browser.run("document.querySelector('#explorer-text [data-token=\"9\"]').click()")
     bars = "document.querySelector('.chosen-panel .plot').data.find((trace) => trace.type === 'bar')"

@@ -6,6 +6,7 @@ import re
 from fnmatch import fnmatch
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,16 +98,13 @@ def test_no_token_breaks_out_of_the_page(page):
 
 
 def test_the_page_in_a_notebook_is_the_page_whatever_its_texts(small, page, no_pictures):
-    frames = HTMLParser()
-    found: list[dict] = []
-    frames.handle_starttag = lambda tag, attributes: found.append({"tag": tag} | dict(attributes))
-    frames.feed(ri.show(small, height=431)._repr_html_())
-    (frame,) = found
-    assert frame["tag"] == "iframe" and "height: 431px" in frame["style"]
+    ((tag, frame),) = Page(ri.show(small, height=431)._repr_html_()).elements
+    assert tag == "iframe" and "height: 431px" in frame["style"]
     assert frame["sandbox"].split() == ["allow-scripts", "allow-downloads"]
     again = Page(frame["srcdoc"])
     assert again.elements == page.elements and again.texts == page.texts
-    for height in (0, True, 1.5, "9"):
+    wrong: list[Any] = [0, True, 1.5, "9"]
+    for height in wrong:
         with pytest.raises(InputError, match="wanted pixels"):
             ri.show(small, height=height)
 
