@@ -5,6 +5,7 @@
     run     = ri.analyze(bridge, prompts)                     labelled results, one node per measure
     tokens, valid = ri.tokens(prompts, bridge)                what bridge.run_with_cache takes
     ri.findings(run)                                          what the run shows, in sentences with their evidence
+    ri.show(run)                                              its page in a cell of a notebook
     ri.head_table(run)                                        a pandas table with one row per head
     ri.atlas(run)                                             ... with what heads are called, of experiments=("atlas",)
     ri.plots.position_lines(run, layer=5, head=1)
@@ -48,6 +49,7 @@ _WHERE = {
     "score": "repo_interp.analysis.score",
     "score_needles": "repo_interp.analysis.score",
     "set_positions": "repo_interp.models.interventions",
+    "show": "repo_interp.plots.pages.report",
     "tokens": "repo_interp.analysis.coercion",
     "training_scalars": "repo_interp.analysis.training",
     "verify": "repo_interp.models.audit",
@@ -95,6 +97,7 @@ __all__ = [
     "score",
     "score_needles",
     "set_positions",
+    "show",
     "tasks",
     "tokens",
     "training_scalars",
@@ -125,6 +128,7 @@ if TYPE_CHECKING:
     from repo_interp.models.load import load, zoo
     from repo_interp.models.reposition import added_parameters, layout, reposition
     from repo_interp.plots.findings import findings
+    from repo_interp.plots.pages.report import show
     from repo_interp.run import read_run, write_run
     from repo_interp.tasks.prompt.jsonl import read_prompts, write_prompts
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -22,10 +23,18 @@ from repo_interp.entry_points import VIEWS, called, find, given_by, names
 from repo_interp.errors import InputError
 from repo_interp.failures import until_failure
 from repo_interp.plots.beside import beside
+from repo_interp.plots.marks.arrays import over_prompts, ranked_heads
+from repo_interp.plots.marks.heads import HeadMap, head_grid_figure
+from repo_interp.plots.marks.reading import unit_label
 from repo_interp.plots.marks.runs import has_runs
-from repo_interp.plots.marks.table import Table
+from repo_interp.plots.marks.table import Table, cells
 from repo_interp.plots.style import FORMATS, save_figure
 from repo_interp.plots.view import Figures, View
+
+MOST_ROWS = 50
+"""Heads in the table of a group without a view."""
+MOST_MAPS = 8
+"""Labels of an axis, besides prompts, layers and heads, that get a map each in such a group."""
 
 
 def view_of(group: str) -> View | None:
@@ -45,7 +54,7 @@ def view_of(group: str) -> View | None:
         shown: list[Any] = [array.attrs.get("long_name", name) for name, array in run[group].data_vars.items()]
         return f"A measure of another package: {'; '.join(map(str, shown))}."
 
-    return View(group, group.replace("_", " ").capitalize(), lead, cast(Figures, given))
+    return replace(_of_heads(group), lead=lead, figures=cast(Figures, given), live=())
 
 
 def views_of(run: xr.DataTree) -> list[View]:
@@ -54,7 +63,63 @@ def views_of(run: xr.DataTree) -> list[View]:
     if has_runs(run):
         return [beside(group, view_of) for group in sorted(run.children, key=[*known, *run.children].index)]
     views = (view_of(name) for name in known if name in run.children)
-    return [view for view in views if view is not None]
+    further = (_of_heads(name) for name in run.children if name not in known and _head_maps(run, name))
+    return [*(view for view in views if view is not None), *further]
+
+
+def _of_heads(group: str) -> View:
+    """The view of a group without one: maps and a table of what it gives by layer and head."""
+
+    def figures(run: xr.DataTree) -> Iterator[tuple[str, Figure]]:
+        for name, one in _head_maps(run, group).items():
+            yield name, head_grid_figure(one.values)
+
+    return View(
+        group,
+        group.replace("_", " ").capitalize(),
+        "A measure of another package, without a view of its own.",
+        figures,
+        tables=lambda run: _head_table(run, group),
+        head_maps=lambda run: _head_maps(run, group).values(),
+        live=(f"{group}_*",),
+    )
+
+
+def _head_maps(run: xr.DataTree, group: str) -> dict[str, HeadMap]:
+    """A map of each numeric variable by layer and head (the mean over prompts), one per label of a further axis, by names for files."""
+    maps = {}
+    for name, array in run[group].data_vars.items():
+        further = [axis for axis in array.dims if axis not in ("prompt", "layer", "head")]
+        if array.dtype.kind not in "fiub" or not {"layer", "head"} <= {*array.dims} & {*array.coords}:
+            continue
+        if len(further) > 1 or any(array.sizes[axis] > MOST_MAPS for axis in further):
+            continue
+        title = str(array.attrs.get("long_name") or str(name).replace("_", " "))
+        for place in range(array.sizes[further[0]] if further else 1):
+            one, label = array, ""
+            if further:
+                one = array.isel({further[0]: place}, drop=True)
+                label = str(array[further[0]].values[place])
+            mean = over_prompts(one.astype(float)).transpose("layer", "head")
+            mean = mean.assign_attrs(
+                array.attrs | mean.attrs | {"long_name": f"{title}, {further[0]} {label}" if further else title}
+            )
+            file = re.sub(r"\W+", "_", "_".join(filter(None, (group, str(name), label))))
+            maps[file] = HeadMap(mean, prompts=one if "prompt" in one.dims else None)
+    return maps
+
+
+def _head_table(run: xr.DataTree, group: str) -> list[Table]:
+    """The heads with the largest values of the group's first map, and their values of the others."""
+    maps = [one.values for one in _head_maps(run, group).values()]
+    if not maps:
+        return []
+    heads = ranked_heads(maps[0])[:MOST_ROWS]
+    rows = tuple((layer, head, *cells(one.sel(layer=layer, head=head) for one in maps)) for layer, head in heads)
+    columns = ("layer", "head", *(unit_label(str(one.attrs["long_name"]), one) for one in maps))
+    words = group.replace("_", " ").capitalize()
+    note = f"{len(rows)} of {maps[0].size:,} heads, in descending order of the first number; means over prompts."
+    return [Table(group, words, columns, rows, note)]
 
 
 class Drawn(NamedTuple):

@@ -78,6 +78,8 @@ class View:
     """Maps of heads for the page: a click opens the head in the explorer, where the run has positions."""
     head_charts: Callable[[xr.DataTree], Iterable[HeadChart]] = _nothing
     """Charts for the page that follow the head, prompt and token chosen in the explorer."""
+    live: tuple[str, ...] = ()
+    """Patterns of names (`fnmatch`) of figures whose content the page shows as a map or chart; it leaves their pictures out."""
     informative: Callable[[xr.DataTree], bool] = lambda run: True
     """Whether figures and tables are worth reading for this run. The page folds them where not, such as ranges of token indices."""
     describe: Callable[[xr.DataTree], str] = lambda run: ""

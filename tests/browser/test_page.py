@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from run_fixture import large_run, small_run
 import repo_interp as ri
 from repo_interp.measures.attention_rows import AttentionRows
 from repo_interp.plots import report_page
+from repo_interp.plots.findings import Finding
+from repo_interp.plots.pages import report
 from repo_interp.plots.pages.report import write_report
 
 CHROMIUM = executable()
@@ -49,6 +52,11 @@ def measured(layout: str, measures: tuple) -> xr.DataTree:
 
 
 TOKENS = ("attention_rows", "predictions")
+FOUND = [
+    Finding("The <b>patterns</b> say little.", "patterns, no null", 0.9, "patterns"),
+    Finding("L4 H2 finds the needle.", "mass above 50 %", 0.8, "attention_mass", 4, 2, 1, 30),
+    Finding("L5 H1 has constant positions.", "share above .9", 0.7, "patterns", 5, 1),
+]
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +82,11 @@ def pages(tmp_path_factory, rope) -> Path:
         report_page(rope, directory / "rope.html")
         report_page(measured("repo", ("positions", AttentionRows(rows=4, keys=3), "predictions")), directory / "few.html")
         sides = {layout: measured(layout, ("positions", *TOKENS)) for layout in ("repo", "repo@1")}
+        framed = ri.show(rope)._repr_html_()
+        (directory / "framed.html").write_text(framed.replace("sandbox=", "data-sandbox="))  # so that the test may look into it
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(report, "findings", lambda run: FOUND)
+            report_page(small_run(), directory / "found.html")
         assert not write_report(ri.compare(sides), directory / "compared.html", directory / "figures")
     return directory
 
@@ -85,6 +98,8 @@ def opened(browser, pages):
     def open_page(name: str, address: str = "", width: int = 1280, dark: bool = False) -> Browser:
         browser.size(width, 900, dark)
         browser.open(f"{(pages / name).as_uri()}{address}")
+        frame = "document.querySelector('iframe')"
+        browser.wait(f"'alive' in ({frame} ? {frame}.contentDocument : document).documentElement.dataset")
         return browser
 
     yield open_page
@@ -138,7 +153,10 @@ def test_it_opens_on_all_heads_and_the_prompt_and_a_click_opens_a_head(opened):
     browser = opened("small.html")
     assert tiles(browser) == [f"{layer}/{head}" for layer in range(6) for head in range(4)]
     assert browser.run("document.querySelectorAll('#explorer-text span[data-token]').length") == 96
-    assert "No token is chosen" in text_of(browser, "#explorer-facts")
+    generated = small_run()["positions"].to_dataset()["span_mask"].sel(prompt=0, span="generated").values
+    assert f"Token {np.flatnonzero(generated)[0] - 1} " in text_of(browser, "#explorer-facts"), (
+        "the token that produced the answer"
+    )
     title, prompts = text_of(browser, "#gallery-score option"), small_run()["positions"].sizes["prompt"]
     assert text_of(browser, "#gallery-mean") == f"Colour and number of a head: {title}, mean over {prompts} prompts."
     mean, drawn = browser.run("document.querySelector('#gallery-grid .tile').title").split(". Drawn: ")
@@ -157,6 +175,65 @@ def test_it_opens_on_all_heads_and_the_prompt_and_a_click_opens_a_head(opened):
     assert len(set(browser.run(ranges))) == 2
     browser.run("document.querySelector('input[value=global]').click()")
     assert len(set(browser.run(ranges))) == 1, "one scale for all panels"
+
+
+def test_it_opens_on_the_first_finding_that_names_a_head_and_a_button_chooses_another(opened):
+    browser = opened("found.html")
+    pressed = "document.querySelector('.tile[aria-pressed=true]').dataset.head"
+    fields = ("explorer-prompt", "gallery-score")
+    prompt, score = (f"document.querySelector('#{field}').selectedOptions[0].text" for field in fields)
+    assert browser.run(f"[{pressed}, {score}]") == ["4/2", "attention mass on needle (%)"]
+    assert browser.run(prompt).startswith("1 ") and browser.run("document.querySelector('#explorer-token').value") == "30"
+    told = browser.run("[...document.querySelectorAll('#findings li')].map((one) => one.textContent)")
+    assert [finding.sentence in text and finding.evidence in text for finding, text in zip(FOUND, told, strict=True)] == [
+        True
+    ] * 3
+    places = "[...document.querySelectorAll('#findings, #gallery-grid')].map((one) => one.getBoundingClientRect().top)"
+    assert browser.run(f"Math.max(...{places})") < 700, "both begin on the first screen"
+    assert browser.run("document.documentElement.scrollHeight") < 6000
+    browser.run("document.querySelector('#findings button[data-head=\"1\"]').click()")
+    assert browser.run(pressed) == "5/1" and "chunks" in browser.run(score)
+    assert text_of(browser, "#explorer-facts").startswith("Token "), "one is chosen where the finding names none"
+
+
+def test_a_map_shows_the_largest_prompt_and_the_chosen_one_and_a_table_is_saved(opened):
+    browser = opened("found.html")
+    mass = 100 * small_run()["attention_mass"].to_dataset()["mass"].sel(span="needle")
+    shown = "[...document.querySelectorAll('#gallery-grid .tile-score')].map((one) => Number(one.textContent))"
+    for of, values in (("largest", mass.max("prompt")), ("chosen", mass.sel(prompt=1)), ("mean", mass.mean("prompt"))):
+        choose(browser, "gallery-of", of)
+        assert browser.run(shown) == pytest.approx(values.transpose("layer", "head").values.ravel().tolist(), rel=6e-3)
+    saved = browser.run("""new Promise((done) => {
+        const address = URL.createObjectURL;
+        URL.createObjectURL = (blob) => { blob.text().then(done); return address(blob); };
+        [...document.querySelectorAll('#attention_mass caption .save')].filter((one) => one.textContent === 'CSV')[1].click();
+    })""")
+    first, second = list(csv.reader(saved.splitlines()))[:2]
+    assert first[:3] == ["rank", "layer", "head"] and len(first) == len(second)
+    assert mass.mean("prompt").max() == pytest.approx(float(second[4]), rel=6e-3)
+
+
+def test_the_rest_of_a_row_is_shown_without_token_0(opened, rope):
+    browser = opened("rope.html")
+    browser.run("document.querySelector('.tile[data-head=\"1/2\"]').click()")
+    browser.run("document.querySelector('#explorer-text [data-token=\"9\"]').click()")
+    browser.run("document.querySelector('#explorer-sink').click()")
+    own = rope["attention_rows"].to_dataset().sel(layer=1, head=2, query=9)
+    weights = dict(zip(own["key"].values.tolist(), own["weight"].values.tolist(), strict=True))
+    bars = "document.querySelector('.chosen-panel .plot, .panel .plot').data.find((trace) => trace.type === 'bar')"
+    keys, shares = browser.run(f"[{bars}.x, {bars}.y]")
+    assert sorted(keys) == list(range(1, 10)) and sum(shares) == pytest.approx(100, rel=2e-3)
+    assert shares == pytest.approx([100 * weights[key] / (1 - weights[0]) for key in keys], rel=2e-3)
+    assert "from token 9 without token 0 at tokens" in text_of(browser, "#explorer-looks")
+
+
+def test_a_page_in_a_notebook_comes_to_life(opened):
+    browser = opened("framed.html")
+    inside = "document.querySelector('iframe').contentDocument"
+    browser.run(f"{inside}.querySelector('.tile[data-head=\"1/2\"]').click()")
+    browser.run(f"{inside}.querySelector('a[href=\"#predictions\"]').click()")
+    assert browser.run(f"{inside}.querySelector('#predictions > details').open")
+    assert browser.run(f"{inside}.querySelector('.tile[aria-pressed=true]').dataset.head") == "1/2"
 
 
 def test_words_are_found_across_tokens(opened):
@@ -229,7 +306,13 @@ def test_a_run_without_positions_opens_on_its_heads_and_shows_where_they_look(op
     browser = opened("rope.html")
     rows, expected = rope["attention_rows"].to_dataset(), rope["predictions"].to_dataset()
     assert len(tiles(browser)) == rows.sizes["layer"] * rows.sizes["head"]
-    assert not browser.run("document.querySelector('#explorer-panels .plot').data.some((trace) => trace.type === 'bar')")
+    assert browser.run("document.querySelector('#explorer-panels .plot').data.some((trace) => trace.type === 'bar')"), "not empty"
+    maps = "[...document.querySelector('#gallery-score').options].map((one) => one.text)"
+    title = "attention on token 0, mean over tokens of prompt 0 (%)"
+    choose(browser, "gallery-score", str(browser.run(maps).index(title)))
+    later = rows.sel(layer=1, head=2, query=slice(1, None))
+    sink = 100 * float(later["weight"].where(later["key"] == 0).sum("rank").mean())
+    assert float(text_of(browser, '.tile[data-head="1/2"] .tile-score')) == pytest.approx(sink, rel=6e-3)
     browser.run("document.querySelector('.tile[data-head=\"1/2\"]').click()")
     browser.run("document.querySelector('#explorer-text [data-token=\"9\"]').click()")
     bars = "document.querySelector('.chosen-panel .plot').data.find((trace) => trace.type === 'bar')"

@@ -18,10 +18,12 @@ import xarray as xr
 from repo_interp.plots.marks.arrays import nanmean, six_digits
 from repo_interp.plots.marks.reading import head_axes
 
-MOST_POINTS = 256
+MOST_POINTS = 160
 """Points of a curve in the page."""
 MOST_IMAGE = 6_000_000
 """Bytes of all the images of a chart in the page."""
+MOST_ROWS = 1_600_000
+"""Bytes of all the rows of attention in the page."""
 FEWEST_RANKS = 4
 """Strongest keys of a row of attention in the page, at least."""
 LEAST_LOGARITHM = -32.0
@@ -155,11 +157,11 @@ class HeadRows:
     def data(self) -> dict[str, Any]:
         """The rows as JSON: of every weight its logarithm in 16 bits between `LEAST_LOGARITHM` and 0, 32 bits per key and total.
 
-        As many ranks as fit into `MOST_IMAGE` bytes, `FEWEST_RANKS` at least; where these do not fit, fewer rows, evenly spread.
+        As many ranks as fit into `MOST_ROWS` bytes, `FEWEST_RANKS` at least; where these do not fit, fewer rows, evenly spread.
         """
         per_rank = 6 * self.weights.isel(rank=0).size
-        ranks = min(self.weights.sizes["rank"], max(FEWEST_RANKS, MOST_IMAGE // per_rank))
-        rows = min(self.weights.sizes["query"], max(1, self.weights.sizes["query"] * MOST_IMAGE // (per_rank * ranks)))
+        ranks = min(self.weights.sizes["rank"], max(FEWEST_RANKS, MOST_ROWS // per_rank))
+        rows = min(self.weights.sizes["query"], max(1, self.weights.sizes["query"] * MOST_ROWS // (per_rank * ranks)))
         shown = np.unique(np.linspace(0, self.weights.sizes["query"] - 1, rows).round().astype(int))
         weights, keys = (
             part.transpose("layer", "head", "query", "rank").values[:, :, shown, :ranks] for part in (self.weights, self.keys)
@@ -172,6 +174,7 @@ class HeadRows:
             "kind": "rows",
             "title": self.title,
             "prompt": self.prompt,
+            "kept": self.weights.sizes["query"],
             "queries": [int(query) for query in self.weights["query"].values[shown]],
             "ranks": ranks,
             "least": LEAST_LOGARITHM,

@@ -43,6 +43,8 @@ class HeadMap:
 
     values: xr.DataArray
     control: xr.DataArray | None = None
+    prompts: xr.DataArray | None = None
+    """The same [prompt, layer, head], of which `values` are the means."""
     learned: bool = False
     """Whether only heads of layers that learn positions, where any does, are worth naming: those of others are alike."""
 
@@ -55,6 +57,7 @@ class HeadMap:
         colours, norm = scale(data)
         shades = mpl.colormaps[colours](norm(data))
         control = None if self.control is None else self.control.transpose("layer", "head")
+        prompts = None if self.prompts is None else self.prompts.transpose("prompt", "layer", "head")
         return {
             "title": _title(values),
             "mean": str(values.attrs.get(MEAN, "")),
@@ -66,6 +69,12 @@ class HeadMap:
             ],
             "scale": [to_hex(shade) for shade in mpl.colormaps[colours](np.linspace(0, 1, SHADES))],
             "ends": six_digits([norm.vmin, norm.vmax]),
+            "prompts": None
+            if prompts is None or prompts.sizes["prompt"] < 2
+            else {
+                "numbers": [int(prompt) for prompt in prompts["prompt"].values],
+                "values": [[six_digits(row) for row in prompt] for prompt in prompts.values],
+            },
             "control": None if control is None else [six_digits(row) for row in control.values],
         }
 

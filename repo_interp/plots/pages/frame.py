@@ -8,6 +8,7 @@ escapes every text. Each figure is an image of its own, so that the ids of sever
 from __future__ import annotations
 
 import json
+import zlib
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ MOST_SVG = 300_000
 """Bytes of an SVG above which a page embeds a PNG instead."""
 PAGE_PIXELS = 132
 """Pixels of the page per inch of a figure."""
+LONG_DATA = 100_000
+"""Characters of a section's JSON above which the page holds it compressed."""
 LONG_TABLE = 24
 """Rows above which a reader may fold a table away."""
 
@@ -48,8 +51,8 @@ def picture(figure: Figure, caption: str, contents: Mapping[str, bytes]) -> Pict
 def template() -> Any:
     """The macros of `page/page.html.jinja`: `page_of`, `section_of`, `side_of`, `table_of`; each returns escaped HTML."""
     environment = Environment(autoescape=True, trim_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True)
-    environment.filters |= {"json_script": json_script, "inline": _inline, "zip": zip}
-    environment.globals["long_table"] = LONG_TABLE
+    environment.filters |= {"json_script": json_script, "packed": packed, "inline": _inline, "zip": zip}
+    environment.globals |= {"long_table": LONG_TABLE, "long_data": LONG_DATA}
     return environment.from_string(packaged("page.html.jinja")).module
 
 
@@ -66,9 +69,15 @@ def page_scripts(interactives: Sequence[Interactive], further: Sequence[str]) ->
 
 
 def _plotly() -> str:
+    """A script that holds plotly.js, which page.js runs, in a third of its size."""
     from plotly.offline import get_plotlyjs
 
-    return get_plotlyjs()
+    return f'window.packedPlotly = "{packed(get_plotlyjs())}";'
+
+
+def packed(text: str) -> str:
+    """`text`, compressed, as base64; page.js unpacks it."""
+    return b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
 def json_script(data: Any) -> str:

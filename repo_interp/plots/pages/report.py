@@ -13,6 +13,8 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
+from html import escape
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,8 @@ import xarray as xr
 
 from repo_interp.errors import InputError
 from repo_interp.failures import noted
-from repo_interp.plots.catalogue import figures_of, views_of
+from repo_interp.plots.catalogue import Drawn, figures_of, views_of
+from repo_interp.plots.findings import Finding, findings
 from repo_interp.plots.marks.reading import checkpoint_name
 from repo_interp.plots.marks.runs import has_runs, runs_of
 from repo_interp.plots.marks.table import Table, format_cell
@@ -38,13 +41,16 @@ _EMBEDDED = ("png", "svg")
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the page: the group and the title of its view, its HTML, and what it brings to life."""
+    """A section of the page: the group and the title of its view, what it shows, and what it brings to life."""
 
     group: str
     title: str
-    html: str
+    content: dict[str, Any]
+    """What the template's `section_of` takes."""
     interactive: Interactive | None
     scripts: tuple[str, ...]
+    explores: bool
+    """Whether this section holds the explorer, which comes first."""
 
 
 def report_page(
@@ -58,9 +64,44 @@ def report_page(
     """
     options = PageOptions(None if prompts is None else tuple(prompts), round(megabytes * 1e6))
     path = Path(path)
-    pictures = [(one.measure, picture(one.figure, one.caption, rendered(one.figure, _EMBEDDED))) for one in figures_of(run)]
-    path.write_text(_page(run, options, pictures, None), encoding="utf-8", newline="\n")
+    path.write_text(_page(run, options, _pictures(run), None), encoding="utf-8", newline="\n")
     return path
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The page of a run in a cell of a notebook."""
+
+    page: str
+    """The HTML of the page."""
+    height: int
+    """Pixels of the cell."""
+
+    def _repr_html_(self) -> str:
+        """The page in a frame of its own: nothing in it reaches the notebook."""
+        return (
+            f'<iframe srcdoc="{escape(self.page)}" sandbox="allow-scripts allow-downloads" '
+            f'style="width: 100%; height: {self.height}px; border: 0"></iframe>'
+        )
+
+
+def show(run: xr.DataTree, height: int = 800) -> Shown:
+    """The page of `run`, one run or several, for a cell of a notebook that is `height` pixels high.
+
+    Raises InputError when the run has no group, or `height` is no positive whole number.
+    """
+    if isinstance(height, bool) or not isinstance(height, int) or height < 1:
+        raise InputError(f"height is {height!r}; wanted pixels, a whole number from 1 on, such as 800")
+    return Shown(_page(run, PageOptions(), _pictures(run), None), height)
+
+
+def _pictures(run: xr.DataTree) -> list[tuple[str, Picture]]:
+    """The pictures of the page of `run`, with their groups."""
+    return [
+        (one.measure, picture(one.figure, one.caption, rendered(one.figure, _EMBEDDED)))
+        for one in figures_of(run)
+        if _pictured(one, run)
+    ]
 
 
 def write_report(
@@ -82,9 +123,11 @@ def write_report(
         if drawn is not None:
             drawn(one.name)
         with noted(failures, f"the figure {one.name!r} of {one.measure!r}"):
-            contents = rendered(one.figure, tuple(dict.fromkeys((*formats, *_EMBEDDED))))
+            pictured = _pictured(one, run)
+            contents = rendered(one.figure, tuple(dict.fromkeys((*formats, *(_EMBEDDED if pictured else ())))))
             write_pictures({name: contents[name] for name in formats}, directory / one.name)
-            pictures.append((one.measure, picture(one.figure, one.caption, contents)))
+            if pictured:
+                pictures.append((one.measure, picture(one.figure, one.caption, contents)))
     with noted(failures, "the page"):
         path.write_text(_page(run, PageOptions(), pictures, failures), encoding="utf-8", newline="\n")
     return failures
@@ -99,12 +142,17 @@ def _page(run: xr.DataTree, options: PageOptions, pictures: Sequence[tuple[str, 
         with noted(failures, f"the section of {view.group!r}"):
             section = _section(view, run, options, [picture for group, picture in pictures if group == view.group])
             sections += [] if section is None else [section]
+    found: list[Finding] = []
+    with noted(failures, "the findings"):
+        found = [] if has_runs(run) else findings(run)
+    sections.sort(key=lambda section: not section.explores)
     sides, scripts = linked_sides(run, failures) if has_runs(run) else ([], _scripts(sections))
     not_measured = [f"not measured: {line}" for line in str(run.attrs.get("stopped", "")).splitlines()]
     owners = [("run", run.attrs), *((name, node.attrs) for name, node in run.children.items() if node.attrs)]
-    return template().page_of(
+    page = template().page_of(
         title=_title(run, sections),
         facts=_facts(run, sections),
+        findings=found,
         warnings=[*str(run.attrs.get("notes", "")).splitlines(), *not_measured],
         sides=sides,
         sections=sections,
@@ -113,6 +161,12 @@ def _page(run: xr.DataTree, options: PageOptions, pictures: Sequence[tuple[str, 
         style=packaged("page.css"),
         scripts=scripts,
     )
+    return str(page)
+
+
+def _pictured(drawn: Drawn, run: xr.DataTree) -> bool:
+    """Whether the page of `run` holds `drawn` as a picture: not where it shows the same as a map or chart."""
+    return has_runs(run) or not any(fnmatch(drawn.name, pattern) for pattern in drawn.view.live)
 
 
 def _title(run: xr.DataTree, sections: Sequence[Section]) -> str:
@@ -135,23 +189,22 @@ def _section(view: View, run: xr.DataTree, options: PageOptions, pictures: Seque
     interactive = None if data is None else view.interactive
     if not (pictures or tables or maps or charts or interactive):
         return None
-    html = template().section_of(
-        {
-            "group": view.group,
-            "title": view.title,
-            "lead": view.lead if isinstance(view.lead, str) else view.lead(run),
-            "notes": notes,
-            "interactive": interactive,
-            "informative": view.informative(run),
-            "pictures": pictures,
-            "tables": tables,
-            "maps": maps,
-            "charts": charts,
-            "data": data,
-        }
-    )
+    content = {
+        "group": view.group,
+        "title": view.title,
+        "lead": view.lead if isinstance(view.lead, str) else view.lead(run),
+        "notes": notes,
+        "interactive": interactive,
+        "informative": view.informative(run),
+        "pictures": pictures,
+        "tables": tables,
+        "maps": maps,
+        "charts": charts,
+        "data": data,
+    }
     scripts = (*(["heads.js"] if maps else []), *(["head_charts.js"] if charts else []))
-    return Section(view.group, view.title, html, interactive, scripts)
+    explores = interactive is not None and "token_count" in run[view.group].data_vars
+    return Section(view.group, view.title, content, interactive, scripts, explores)
 
 
 def _scripts(sections: Sequence[Section]) -> list[str]:

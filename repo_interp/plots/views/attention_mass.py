@@ -296,7 +296,11 @@ def _tables(run: xr.DataTree) -> Sequence[Table]:
 
 def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
     span = main_span(run)
-    return () if span is None else (HeadMap(mass_of_heads(run, span)),)
+    return (
+        ()
+        if span is None
+        else (HeadMap(mass_of_heads(run, span), prompts=UNIT * group(run, "attention_mass")["mass"].sel(span=span)),)
+    )
 
 
 def _lead(run: xr.DataTree) -> str:
@@ -355,6 +359,7 @@ VIEW = View(
     tables=_tables,
     findings=_findings,
     head_maps=_head_maps,
+    live=("heads_map",),
     compared=("mass_per_token", "mass"),
     not_averaged=("table",),  # its mean over prompts and heads is taken already: that of mass_per_token
 )

@@ -12,6 +12,7 @@ from typing import Any
 import xarray as xr
 
 from repo_interp.plots.marks.head_charts import HeadChart, HeadRows
+from repo_interp.plots.marks.heads import HeadMap
 from repo_interp.plots.marks.reading import checkpoint_name, first_prompt, group, has_groups
 from repo_interp.plots.view import Interactive, PageOptions, View
 from repo_interp.plots.views.explorer import EXPLORER
@@ -22,6 +23,20 @@ def _head_charts(run: xr.DataTree) -> Sequence[HeadChart]:
     rows, shown = group(run, "attention_rows"), first_prompt(run)
     prompt = 0 if shown is None else shown.prompt
     return [HeadRows("Attention of the chosen token", rows["weight"], rows["key"], rows["log_total"], prompt)]
+
+
+def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
+    """Attention on token 0 and on the previous token, means over the rows that are kept; a key that is not kept of a row counts 0."""
+    rows, shown = group(run, "attention_rows"), first_prompt(run)
+    prompt = 0 if shown is None else shown.prompt
+    later = rows.sel(query=rows["query"].values > 0)
+    maps = []
+    for name, key in (("token 0", xr.zeros_like(later["query"])), ("the previous token", later["query"] - 1)):
+        share = 100 * later["weight"].where(later["key"] == key, 0.0).sum("rank").mean("query")
+        share = share.where(later["weight"].notnull().any(("query", "rank")))
+        label = f"attention on {name}, mean over tokens of prompt {prompt}"
+        maps.append(HeadMap(share.assign_attrs(long_name=label, units="%")))
+    return maps
 
 
 def _embed(run: xr.DataTree, options: PageOptions) -> tuple[Any, Sequence[str]]:
@@ -36,6 +51,7 @@ VIEW = View(
     "Where a token looks",
     "Attention after the softmax from a token of the first prompt to the keys that it looks at most, and the logits by their distance: "
     "choose a head and a token.",
+    head_maps=_head_maps,
     head_charts=_head_charts,
     interactive=Interactive(EXPLORER.markup, EXPLORER.script, _embed, EXPLORER.parts),
     describe=lambda run: f"Attention in {checkpoint_name(run)}",

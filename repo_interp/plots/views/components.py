@@ -215,6 +215,7 @@ VIEW = View(
     tables=_tables,
     head_charts=_head_charts,
     interactive=Interactive(_FILES / "components.html", _FILES / "components.js", component_data),
+    live=("logit_by_distance", "components_by_distance", "component_vaf"),
     compared=("logit_by_distance", "vaf", "vaf_band", "still_share"),
     not_averaged=(
         *("logit_by_distance", "position_logit_by_distance", "component_by_distance", "turn_share", "turn_upper"),

@@ -178,7 +178,7 @@ window.reportSections.positions = function (section, data, page) {
     panel.plot.setAttribute("aria-label", (data.bare ? "Attention of " : "Positions of ") + title + " over prompt " + state.prompt.prompt);
     panel.element.querySelector(".remove").setAttribute("aria-label", "Remove " + title);
     const colour = page.ink(layer.colour);
-    const looks = data.bare && state.token !== null ? page.attention(Object.assign(page.chosen(), { layer: panel.layer, head: panel.head })) : null;
+    const looks = data.bare && state.token !== null ? page.shown(page.attention(Object.assign(page.chosen(), { layer: panel.layer, head: panel.head }))) : null;
     const lines = looks ? bars(looks, colour) : row ? traces(row.values, colour) : [];
     const chosen = {
       type: "scatter", mode: "markers", x: [], y: [], hoverinfo: "skip", showlegend: false,
@@ -515,7 +515,7 @@ window.reportSections.positions = function (section, data, page) {
       node.removeAttribute("data-look");
     }
     const looks = find("looks");
-    const row = state.token === null || !state.chosen ? null : page.attention(page.chosen());
+    const row = state.token === null || !state.chosen ? null : page.shown(page.attention(page.chosen()));
     if (state.token === null) looks.textContent = "";
     else if (!row) {
       looks.textContent = page.attentionMissing(page.chosen()) + " ";
@@ -602,7 +602,7 @@ window.reportSections.positions = function (section, data, page) {
   let restoring = false;
 
   function changed() {
-    if (restoring || !state.chosen || !page.addressed) return;
+    if (restoring || !state.chosen || !page.addressed || page.framed) return;
     const parts = new URLSearchParams();
     parts.set("prompt", state.prompt.prompt);
     parts.set("heads", panels.map((panel) => panel.layer + "." + panel.head).join(","));
@@ -719,6 +719,20 @@ window.reportSections.positions = function (section, data, page) {
     }
   };
 
+  // Show what a finding names: its prompt, head and token, and its group's map; without a token one whose row of attention is held.
+  page.choose = function (given) {
+    gallery.colourBy(given.group, data.bare, given.prompt !== undefined);
+    const wanted = { ...page.chosen(), view: null, ...given };
+    const prompt = data.prompts.find((one) => one.prompt === wanted.prompt) || state.prompt;
+    if (given.token === undefined) {
+      const generated = prompt.spans.generated;
+      wanted.token = generated ? Math.max(0, generated[0][0] - 1) : prompt.count - 1;
+      const near = page.nearestRow(wanted);
+      if (near !== null) wanted.token = near;
+    }
+    page.follow(wanted);
+  };
+
   page.onTheme.push(() => { panels.forEach(draw); gallery.recolour(); });
 
   options(find("prompt"), data.prompts.map((one, place) => [place, one.prompt + " (" + one.count + " tokens)"]));
@@ -745,6 +759,11 @@ window.reportSections.positions = function (section, data, page) {
     panel.layerSelect.focus();
   });
   find("whole").addEventListener("click", showWhole);
+  find("sink").addEventListener("change", (event) => {
+    page.withoutSink = event.target.checked;
+    if (data.bare) panels.forEach(draw);
+    chooseHead(state.chosen);
+  });
   find("context").addEventListener("keydown", keys);
   find("text").addEventListener("click", (event) => {
     const node = event.target.closest("span[data-token]");
@@ -764,7 +783,10 @@ window.reportSections.positions = function (section, data, page) {
   restoring = false;
   page.onReady.push(() => {
     if (restore()) find("live").scrollIntoView();
-    else chooseHead(state.chosen);
+    else {
+      chooseHead(state.chosen);
+      if (page.addressed) page.choose(page.opening || {});
+    }
   });
   window.addEventListener("hashchange", restore);
 };

@@ -47,7 +47,9 @@ def embed(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any], tuple
     Raises InputError when the run lacks one of the prompts of `options`.
     """
     if "positions" not in run.children:
-        return _without_positions(run), ()
+        data, prompts = _without_positions(run), int(run.attrs.get("prompts", 1))
+        kept = f"Texts and rows of attention are kept for prompt {data['prompts'][0]['prompt']} alone, of {prompts}."
+        return data, (kept,) if prompts > 1 else ()
     positions, budget = group(run, "positions"), options.budget
     asked = [int(prompt) for prompt in (positions["prompt"].values if options.prompts is None else options.prompts)]
     named = schemes(positions)

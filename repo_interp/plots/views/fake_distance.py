@@ -109,6 +109,7 @@ VIEW = View(
     findings=fit_findings("fake_distance", "A part for the distance and one for the key", 0.15),
     head_maps=correlation_maps("fake_distance", CORRELATIONS),
     head_charts=_head_charts,
+    live=("fit_correlations", "fake_distance_layer*"),
     compared=("r", "position_axis"),
     not_averaged=("position_axis", "semantic_axis"),
 )

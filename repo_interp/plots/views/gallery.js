@@ -9,10 +9,35 @@ window.headGallery = function (section, explorer) {
   const find = (name) => section.querySelector(prefix + "gallery-" + name);
   const maps = explorer.page.headMaps;
   const tiles = new Map();
+  let drawnMap = null;
   const digits = (value) => (value === null || value === undefined ? "–" : String(Number(value.toPrecision(3))));
 
+  // The map that colours heads: means over prompts, or in their place the largest value of all prompts or that of the chosen one.
+  function shown() {
+    const map = maps[find("score").value], of = find("of").value;
+    find("of").parentElement.hidden = !map || !map.prompts;
+    if (!map || !map.prompts || of === "mean") return map;
+    const place = map.prompts.numbers.indexOf(explorer.prompt().prompt), known = map.prompts.values;
+    const values = map.layers.map((_, row) => map.heads.map((_, column) => {
+      const own = known.map((prompt) => prompt[row][column]).filter((value) => value !== null);
+      if (of === "chosen") return place < 0 ? null : known[place][row][column];
+      return own.length ? Math.max(...own) : null;
+    }));
+    const finite = values.flat().filter((value) => value !== null), reach = Math.max(...finite.map(Math.abs), 0) || 1;
+    const ends = finite.some((value) => value < 0) ? [-reach, reach] : [0, reach];
+    const last = map.scale.length - 1;
+    const colours = values.map((row) => row.map((value) => (value === null ? "#d9d9d9" : map.scale[Math.round((last * (value - ends[0])) / (ends[1] - ends[0]))])));
+    return { ...map, values, colours, ends, mean: of === "chosen" ? "prompt " + explorer.prompt().prompt : "largest of " + known.length + " prompts" };
+  }
+
+  // How far most of a map's heads reach, as a share of its scale: small where they differ little.
+  function spread(map) {
+    const values = map.values.flat().filter((value) => value !== null).sort((a, b) => a - b);
+    return (values[Math.floor(0.9 * (values.length - 1))] - values[Math.floor(0.1 * (values.length - 1))]) / (map.ends[1] - map.ends[0]) || 0;
+  }
+
   function score(layer, head) {
-    const map = maps[find("score").value];
+    const map = drawnMap;
     if (!map) return { value: null, colour: null };
     const row = map.layers.findIndex((one) => one.layer === layer), column = map.heads.indexOf(head);
     if (row < 0 || column < 0) return { value: null, colour: null };
@@ -82,7 +107,8 @@ window.headGallery = function (section, explorer) {
   }
 
   function arrange() {
-    const map = maps[find("score").value];
+    const map = shown();
+    drawnMap = map;
     for (const one of tiles.values()) {
       const { value, colour } = score(one.layer.layer, one.head);
       one.value = value;
@@ -94,7 +120,7 @@ window.headGallery = function (section, explorer) {
       one.tile.setAttribute("aria-label", one.tile.title);
       one.tile.tabIndex = -1;
     }
-    const shown = matching(), order = find("order").value, grid = find("grid");
+    const matched = matching(), order = find("order").value, grid = find("grid");
     const nodes = [];
     grid.classList.toggle("ranked", order !== "layers");
     for (const one of tiles.values()) {
@@ -104,7 +130,7 @@ window.headGallery = function (section, explorer) {
     grid.style.setProperty("--heads", explorer.heads.length);
     if (order === "layers") {
       for (const layer of explorer.layers) {
-        const own = shown.filter((one) => one.layer === layer);
+        const own = matched.filter((one) => one.layer === layer);
         if (!own.length) continue;
         const name = document.createElement("span");
         name.className = "row";
@@ -124,12 +150,12 @@ window.headGallery = function (section, explorer) {
     } else {
       const sign = order === "largest" ? -1 : 1;
       const place = (one) => (one.value === null ? Infinity : sign * one.value);
-      nodes.push(...shown.sort((a, b) => (place(a) === place(b) ? 0 : place(a) - place(b))).map((one) => one.tile));
+      nodes.push(...matched.sort((a, b) => (place(a) === place(b) ? 0 : place(a) - place(b))).map((one) => one.tile));
     }
     grid.replaceChildren(...nodes);
     const first = grid.querySelector('.tile[aria-pressed="true"]') || grid.querySelector(".tile");
     if (first) first.tabIndex = 0;
-    find("said").textContent = shown.length + " of " + tiles.size + " heads";
+    find("said").textContent = matched.length + " of " + tiles.size + " heads";
     find("mean").textContent = map ? "Colour and number of a head: " + map.title + (map.mean ? ", " + map.mean : "") + "." : "";
     find("score").title = map ? map.title : "";
     const bar = find("scale");
@@ -170,7 +196,7 @@ window.headGallery = function (section, explorer) {
   for (const [name, value] of [["from", Math.min(...numbers)], ["to", Math.max(...numbers)]]) {
     Object.assign(find(name), { value, min: Math.min(...numbers), max: Math.max(...numbers) });
   }
-  for (const name of ["score", "order", "scheme", "from", "to", "least"]) {
+  for (const name of ["score", "of", "order", "scheme", "from", "to", "least"]) {
     find(name).addEventListener("input", () => { arrange(); explorer.changed(); });
   }
   find("grid").addEventListener("keydown", keys);
@@ -178,15 +204,24 @@ window.headGallery = function (section, explorer) {
   return {
     draw() { drawTiles(); arrange(); },
     recolour: arrange,
+    // Colour heads by the map of `group`; without one, where `telling`, by that in which they differ most. `prompt`: by the
+    // chosen prompt's values, where the map has them.
+    colourBy(group, telling, prompt) {
+      const of = maps.findIndex((map) => map.group === group);
+      const best = maps.reduce((best, map, place) => (spread(map) > spread(maps[best]) ? place : best), 0);
+      if (of >= 0 || (telling && maps.length)) find("score").value = of < 0 ? best : of;
+      if (of >= 0) find("of").value = prompt ? "chosen" : "mean";
+      arrange();
+    },
     mark(chosen, open) {
       for (const [key, one] of tiles) {
         one.tile.setAttribute("aria-pressed", String(key === chosen));
         one.tile.classList.toggle("opened", open.includes(key));
       }
     },
-    state: () => ({ score: find("score").value, order: find("order").value, scheme: find("scheme").value, layers: find("from").value + "-" + find("to").value, least: find("least").value }),
+    state: () => ({ score: find("score").value, of: find("of").value === "mean" ? "" : find("of").value, order: find("order").value, scheme: find("scheme").value, layers: find("from").value + "-" + find("to").value, least: find("least").value }),
     restore(given) {
-      for (const name of ["score", "order", "scheme", "least"]) {
+      for (const name of ["score", "of", "order", "scheme", "least"]) {
         const field = find(name), value = given.get(name);
         if (value !== null && (field.tagName !== "SELECT" || [...field.options].some((option) => option.value === value))) field.value = value;
       }

@@ -194,5 +194,6 @@ VIEW = View(
     findings=_findings,
     head_maps=_head_maps,
     informative=_informative,
+    live=("positions_from_token",),
     compared=("share", "r_squared"),
 )

@@ -355,6 +355,7 @@ VIEW = View(
     informative=_differ_from_index,
     describe=lambda run: f"Positions in {checkpoint_name(run)}",
     interactive=EXPLORER,
+    live=("positions_layer*", "positions_of_all_heads"),
     compared=("position_range",),
     not_averaged=("position",),
     beside=Beside(_figures_beside),

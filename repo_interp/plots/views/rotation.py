@@ -238,6 +238,7 @@ VIEW = View(
     head_maps=correlation_maps("rotation", CORRELATIONS),
     head_charts=_head_charts,
     informative=lambda run: bool(rotating_heads(group(run, "rotation"))),
+    live=("rotating_pairs*",),
     compared=("query_norm", "key_norm", "closed_form_r"),
     not_averaged=("start_angle", "query_mean_re", "query_mean_im", "key_mean_re", "key_mean_im"),
 )

@@ -268,6 +268,7 @@ VIEW = View(
     findings=fit_findings("three_axis", "A part for the distance, one for the query and one for the key", 0.2),
     head_maps=correlation_maps("three_axis", CORRELATIONS),
     head_charts=_head_charts,
+    live=("fit_correlations", "three_axis_layer*"),
     compared=("r", "r_position", "distance_axis"),
     not_averaged=("distance_axis", "query_axis", "key_axis"),
 )

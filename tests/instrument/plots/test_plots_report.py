@@ -3,8 +3,10 @@
 import base64
 import json
 import re
+from fnmatch import fnmatch
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import xarray as xr
 from drawn import without_pictures
 from run_fixture import AWKWARD, large_run
 
+import repo_interp as ri
 from repo_interp.errors import InputError
 from repo_interp.plots import report_page
 from repo_interp.plots.catalogue import figures_of
@@ -27,12 +30,12 @@ from repo_interp.plots.views.explorer import embed
 class Page(HTMLParser):
     """What a browser would see: elements with their attributes, and the texts of some."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, page: Path | str) -> None:
         super().__init__()
         self.elements: list[tuple[str, dict]] = []
         self.texts: dict[str, list[str]] = {"script": [], "td": [], "th": [], "h2": [], "p": [], "pre": [], "caption": []}
         self._open: list[str] = []
-        self.feed(path.read_text(encoding="utf-8"))
+        self.feed(page if isinstance(page, str) else page.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag, attributes):
         self.elements.append((tag, dict(attributes)))
@@ -94,6 +97,18 @@ def test_no_token_breaks_out_of_the_page(page):
     assert not any("left out" in text for text in page.texts["p"])
 
 
+def test_the_page_in_a_notebook_is_the_page_whatever_its_texts(small, page, no_pictures):
+    ((tag, frame),) = Page(ri.show(small, height=431)._repr_html_()).elements
+    assert tag == "iframe" and "height: 431px" in frame["style"]
+    assert frame["sandbox"].split() == ["allow-scripts", "allow-downloads"]
+    again = Page(frame["srcdoc"])
+    assert again.elements == page.elements and again.texts == page.texts
+    wrong: list[Any] = [0, True, 1.5, "9"]
+    for height in wrong:
+        with pytest.raises(InputError, match="wanted pixels"):
+            ri.show(small, height=height)
+
+
 @pytest.mark.parametrize("text", ["</script>", "<!--", "\u2028", "&lt;", "\ud800", '"', "\\", "\x00"])
 def test_json_may_stand_in_a_script(text):
     written = json_script({"text": text})
@@ -125,7 +140,9 @@ def test_every_picture_says_what_it_shows_and_no_name_is_given_twice(small, page
     told = [
         picture["alt"].lower().replace(", layer ", "_layer").replace(", head ", "_head").replace(" ", "_") for picture in pictures
     ]
-    assert told == [name for _, name, _ in figures_of(small)]
+    live = [one for one in figures_of(small) if any(fnmatch(one.name, pattern) for pattern in one.view.live)]
+    assert {one.name for one in live} >= {"positions_of_all_heads", "heads_map"}, "the page shows these as maps"
+    assert told == [name for _, name, _ in figures_of(small) if name not in {one.name for one in live}]
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
 

@@ -37,8 +37,9 @@ def test_the_page_embeds_the_very_svg_of_the_files(small, tmp_path):
     assert write_report(part, tmp_path / "report.html", tmp_path / "figures", ("svg",)) == []
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     names = [name for _, name, _ in figures_of(part)]
+    embedded_names = [name for name in names if name != "heads_map"]  # a map that a reader clicks
     embedded = [b64decode(content) for content in re.findall(r"data:image/svg\+xml;base64,([^\"]+)", page)]
-    assert embedded == [(tmp_path / "figures" / f"{name}.svg").read_bytes() for name in names]
+    assert embedded == [(tmp_path / "figures" / f"{name}.svg").read_bytes() for name in embedded_names]
     assert sorted(file.stem for file in (tmp_path / "figures").glob("*.svg")) == sorted(names)
 
 
@@ -137,6 +138,24 @@ def with_norms(run: xr.DataTree) -> xr.DataTree:
     norm = xr.DataArray(np.arange(6.0).reshape(2, 3), dims=("layer", "head"), attrs={"long_name": "norm of keys", "units": "1"})
     norms = xr.Dataset({"norm": norm}, coords={"layer": [0, 1], "head": [0, 1, 2]})
     return xr.DataTree.from_dict({"/patterns": run["patterns"].to_dataset(), "/mean_norm": norms})
+
+
+def test_a_group_without_a_view_has_maps_a_table_and_figures_of_what_it_gives_by_head(small, no_pictures, tmp_path):
+    by_prompt = xr.DataArray(np.arange(12.0).reshape(2, 2, 3), dims=("prompt", "layer", "head"), name="norm")
+    by_kind = xr.DataArray(np.ones((2, 3, 2)), dims=("layer", "head", "kind"))
+    own = xr.Dataset(
+        {"norm": by_prompt, "share": by_kind, "word": (("layer", "head"), [["a"] * 3] * 2), "spread": ("layer", [1.0, 2.0])},
+        {"prompt": [0, 5], "layer": [2, 7], "head": [0, 1, 2], "kind": ["one", "other"]},
+    )
+    run = xr.DataTree.from_dict({"/positions": small["positions"].to_dataset(), "/key_norms": own})
+    assert write_report(run, tmp_path / "report.html", tmp_path / "figures") == []
+    names = {"key_norms_norm", "key_norms_share_one", "key_norms_share_other"}
+    assert names <= {file.stem for file in (tmp_path / "figures").iterdir()}
+    (table,) = (table for table in tables(run) if table.name == "key_norms")
+    assert table.columns == ("layer", "head", "norm", "share, kind one", "share, kind other")
+    assert table.rows[0] == (7, 2, 8.0, 1.0, 1.0) and len(table.rows) == 6
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert '"title":"share, kind other"' in page and '"prompts":{"numbers":[0,5],"values":[[[0.0,1.0,2.0],' in page
 
 
 def test_a_function_of_another_package_becomes_a_section_and_is_drawn_once(small, other_package, tmp_path):

@@ -106,7 +106,7 @@ window.drawHeadCharts = function (place, charts, page) {
   }
 
   function row(chart, chosen, kind) {
-    const looks = attention(chart, chosen);
+    const looks = page.shown(attention(chart, chosen));
     if (!looks) return { message: chosen.token === null ? "Click a token in the explorer to see its row." : "The run keeps these logits for prompt " + chart.prompt + " alone." };
     const middle = (block) => (block.first + block.last) / 2;
     const own = headOf(chart, chosen);
@@ -153,11 +153,11 @@ window.drawHeadCharts = function (place, charts, page) {
     if (chosen.token === null) return "Click a token in the explorer to see its row.";
     if (chosen.prompt !== null && chosen.prompt !== chart.prompt) return "Where tokens look is kept for prompt " + chart.prompt + " alone.";
     if (!headOf(chart, chosen)) return "Where tokens look was not measured for this head.";
-    return "The run keeps the rows of " + chart.queries.length + " tokens; the nearest is token " + nearest(chart.queries, chosen.token) + ".";
+    return (chart.queries.length < chart.kept ? "This page has room for" : "The run keeps") + " the rows of " + chart.queries.length + " tokens; the nearest is token " + nearest(chart.queries, chosen.token) + ".";
   }
 
   function bars(chart, chosen) {
-    const looks = strongest(chart, chosen);
+    const looks = page.shown(strongest(chart, chosen));
     if (!looks) return { message: missingRow(chart, chosen) };
     const held = looks.blocks.reduce((sum, block) => sum + block.share, 0);
     return {
