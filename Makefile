@@ -20,7 +20,7 @@ analyze: env
 	$(BIN)/repo-interp analyze --out runs/first --overwrite
 
 test: env
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 lint: env
 	$(BIN)/ruff format --check repo_interp papers tests benchmarks docs

@@ -227,3 +227,23 @@ def test_what_no_prompt_can_hold_is_refused(given, line):
     """Found: a span called rest took the place of the rest, and fractions were cut to whole indices."""
     with pytest.raises(InputError, match=line):
         Prompt(**{"tokens": (1, 2, 3), **given})
+
+
+def test_a_file_of_plain_text_and_standard_input_are_one_prompt(tmp_path, monkeypatch):
+    import io
+
+    from transformers import AutoTokenizer
+
+    from repo_interp.shipped import zoo_path
+
+    tokenizer = AutoTokenizer.from_pretrained(zoo_path("niah/repo"))
+    line = '{"text": "w0 w1 w2"}\n'
+    (tmp_path / "notes.txt").write_text("w0 w1\n\nw2\n", encoding="utf-8")
+    (tmp_path / "notes").write_text(line, encoding="utf-8")
+    (prompt,) = read_prompts(tmp_path / "notes.txt", tokenizer)
+    (json_prompt,) = read_prompts(tmp_path / "notes", tokenizer)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(line.encode())))
+    assert read_prompts("-", tokenizer)[0].tokens == json_prompt.tokens and prompt.spans == {}
+    (tmp_path / "notes.jsonl").write_text("w0 w1\n", encoding="utf-8")
+    with pytest.raises(InputError, match="broken JSON"):
+        read_prompts(tmp_path / "notes.jsonl", tokenizer)

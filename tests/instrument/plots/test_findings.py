@@ -1,0 +1,121 @@
+"""Findings: each rule speaks where its number is beyond its null, names the place, and is silent where it is not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import repo_interp as ri
+from repo_interp.plots.marks.finding import Finding, heads_named
+
+
+def tree(**groups: xr.Dataset) -> xr.DataTree:
+    return xr.DataTree.from_dict({name: group.assign_attrs(group.attrs) for name, group in groups.items()})
+
+
+def mass(by_prompt: np.ndarray, chance: float = 0.02) -> xr.DataTree:
+    """attention_mass of [prompt, layer, head] on the needle."""
+    prompts, layers, heads = by_prompt.shape
+    coords = {"prompt": range(prompts), "layer": range(layers), "head": range(heads), "span": ["needle"]}
+    values = {
+        "mass": (("prompt", "layer", "head", "span"), by_prompt[..., None]),
+        "chance": (("prompt", "layer", "span"), np.full((prompts, layers, 1), chance)),
+        "scheme": ("layer", ["rope"] * layers),
+    }
+    return tree(attention_mass=xr.Dataset(values, coords).set_coords("scheme"))
+
+
+def found(run: xr.DataTree, group: str) -> list[Finding]:
+    from repo_interp.plots.catalogue import view_of
+
+    view = view_of(group)
+    assert view is not None
+    return list(view.findings(run))
+
+
+def test_heads_that_share_the_needle_are_named_although_every_mean_is_low():
+    taken = np.full((4, 2, 2), 0.01)
+    for prompt, head in enumerate((0, 1, 0, 1)):
+        taken[prompt, 1, head] = 0.9
+    (finding,) = found(mass(taken), "attention_mass")
+    assert finding.sentence.startswith("L1 H0-H1 share the needle, one of them per prompt, which gives it 90 % to 90 %")
+    assert "largest mean over prompts 46 %, equal weights 2 %" in finding.evidence
+    assert (finding.layer, finding.prompt) == (1, 0) and finding.place == "L1 H0, prompt 0"
+
+
+def test_one_head_is_named_alone_and_equal_weights_are_no_finding():
+    taken = np.full((3, 2, 2), 0.02)
+    assert found(mass(taken), "attention_mass") == []
+    taken[:, 0, 1] = (0.3, 0.5, 0.4)
+    (finding,) = found(mass(taken), "attention_mass")
+    assert finding.sentence == "L0 H1 gives the needle 30 % to 50 % of its attention in 3 of 3 prompts"
+
+
+def effects(changes: np.ndarray, controls: float) -> xr.DataTree:
+    """effects of one kind: changes [layer, head, prompt], the same of every control."""
+    layers, heads, prompts = changes.shape
+    values = {
+        "log_probability_change": (("kind", "layer", "head", "prompt"), changes[None]),
+        "layer_log_probability_change": (("kind", "layer", "prompt"), changes.sum(1)[None]),
+        "control_effect": (("kind", "draw"), np.full((1, 3), controls)),
+        "scheme": ("layer", ["repo"] * layers),
+    }
+    coords = {"kind": ["linearised"], "layer": range(layers), "head": range(heads), "prompt": range(prompts), "draw": range(3)}
+    return tree(effects=xr.Dataset(values, coords).set_coords("scheme"))
+
+
+def test_positions_that_the_answer_needs_are_beyond_noise_and_beyond_other_heads():
+    changes = np.random.default_rng(0).normal(0, 0.1, (2, 2, 20))
+    assert found(effects(changes, -0.05), "effects") == []
+    changes[1, 0] -= 2.0
+    layer, head = found(effects(changes, -0.05), "effects")
+    assert layer.sentence.startswith(
+        "The answer needs the positions of layer 1: at the token index, its log-probability falls by 2"
+    )
+    assert (layer.layer, layer.head, head.layer, head.head) == (1, None, 1, 0)
+    assert found(effects(changes, -3.0), "effects") == []  # as many other heads at random do more
+
+
+def test_names_of_the_atlas_are_sentences_with_their_null():
+    has = np.zeros((1, 2, 3), np.int8)
+    has[0, 1] = 1
+    values = {
+        "sink": (("layer", "head"), np.array([[0.1, 0.2, 0.1], [0.6, 0.97, 0.8]])),
+        "named": (("label", "layer", "head"), has),
+        "null": (("label", "twin"), np.array([[0.03, 0.05]])),
+        "threshold": (("label",), np.array([0.5])),
+        "scheme": ("layer", ["rope", "rope"]),
+    }
+    coords = {"label": ["sink"], "layer": [3, 5], "head": range(3), "twin": range(2)}
+    run = tree(atlas=xr.Dataset(values, coords).set_coords("scheme"))
+    (finding,) = found(run, "atlas")
+    assert finding.sentence == "Attention sink: L5 H0-H2, from layer 5 on, give more than half to token 0; most L5 H1 (97 %)"
+    assert finding.evidence == "atlas.sink above 0.5; 2 random-weight controls reach 0.05"
+    run["atlas"] = run["atlas"].to_dataset().assign(named=run["atlas"]["named"] * 0)
+    assert found(run, "atlas") == []
+
+
+def test_findings_are_ordered_by_weight_and_no_group_hides_another():
+    taken = np.full((3, 2, 2), 0.02)
+    taken[:, 0, 1] = 0.9
+    changes = np.full((2, 2, 20), -0.001)
+    changes[1, 0] = -2.0 + np.linspace(-0.1, 0.1, 20)
+    run = mass(taken)
+    run["effects"] = effects(changes, -0.001)["effects"]
+    given = ri.findings(run)
+    assert [finding.group for finding in given] == ["effects", "attention_mass", "effects"]
+    assert [finding.weight for finding in given] == sorted((finding.weight for finding in given), reverse=True)
+    assert ri.findings(run, most=1) == given[:1]
+
+
+@pytest.mark.parametrize(
+    ("heads", "text"),
+    [
+        ([(0, 0)], "L0 H0"),
+        ([(0, 1), (0, 0), (2, 0)], "L0 H0-H1, L2 H0"),
+        ([(layer, 0) for layer in range(6)], "L0 H0, L1 H0, L2 H0, L3 H0 and 2 more"),
+    ],
+)
+def test_heads_are_named_shortly(heads, text):
+    assert heads_named(heads) == text
