@@ -23,6 +23,8 @@ class Finding:
     head: int | None = None
     prompt: int | None = None
     token: int | None = None
+    variable: str = ""
+    """The variable of the group that the page colours heads by; empty: that of the group's first map."""
 
     @property
     def place(self) -> str:

@@ -60,6 +60,7 @@ class HeadMap:
         prompts = None if self.prompts is None else self.prompts.transpose("prompt", "layer", "head")
         return {
             "title": _title(values),
+            "variable": str(values.name or ""),
             "mean": str(values.attrs.get(MEAN, "")),
             **head_axes(values),
             "values": [six_digits(row) for row in data],

@@ -342,7 +342,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
             f"atlas.{score} above {float(atlas['threshold'].sel(label=label)):.3g}; "
             f"{atlas.sizes['twin']} random-weight controls reach {null:.2g}"
         )
-        yield Finding(sentence.format(**words), evidence, weight, "atlas", layer, head)
+        yield Finding(sentence.format(**words), evidence, weight, "atlas", layer, head, variable=score)
 
 
 VIEW = View(

@@ -721,7 +721,7 @@ window.reportSections.positions = function (section, data, page) {
 
   // Show what a finding names: its prompt, head and token, and its group's map; without a token one whose row of attention is held.
   page.choose = function (given) {
-    gallery.colourBy(given.group, data.bare, given.prompt !== undefined);
+    gallery.colourBy(given.group, given.variable, data.bare, given.prompt !== undefined);
     const wanted = { ...page.chosen(), view: null, ...given };
     const prompt = data.prompts.find((one) => one.prompt === wanted.prompt) || state.prompt;
     if (given.token === undefined) {

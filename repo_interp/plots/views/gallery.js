@@ -204,10 +204,11 @@ window.headGallery = function (section, explorer) {
   return {
     draw() { drawTiles(); arrange(); },
     recolour: arrange,
-    // Colour heads by the map of `group`; without one, where `telling`, by that in which they differ most. `prompt`: by the
+    // Colour heads by the map of `variable` in `group`, or by its first; without one, where `telling`, by that in which they differ most. `prompt`: by the
     // chosen prompt's values, where the map has them.
-    colourBy(group, telling, prompt) {
-      const of = maps.findIndex((map) => map.group === group);
+    colourBy(group, variable, telling, prompt) {
+      const named = maps.findIndex((map) => map.group === group && map.variable === variable);
+      const of = named < 0 ? maps.findIndex((map) => map.group === group) : named;
       const best = maps.reduce((best, map, place) => (spread(map) > spread(maps[best]) ? place : best), 0);
       if (of >= 0 || (telling && maps.length)) find("score").value = of < 0 ? best : of;
       if (of >= 0) find("of").value = prompt ? "chosen" : "mean";

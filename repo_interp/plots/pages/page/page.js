@@ -139,7 +139,7 @@
 
   // What a button names: a group, a head, and where it has them a prompt and a token.
   function placeOf(button) {
-    const place = { group: button.dataset.group };
+    const place = { group: button.dataset.group, variable: button.dataset.variable };
     for (const name of ["layer", "head", "prompt", "token"]) if (name in button.dataset) place[name] = Number(button.dataset[name]);
     return place;
   }
