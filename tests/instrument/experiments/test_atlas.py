@@ -125,7 +125,7 @@ def test_the_command_writes_the_tables_and_the_page(tmp_path, capsys):
     ]
     assert main(["analyze", "reversal/nope", "--length", "4", *options, "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out.replace("\n", "")
-    assert "atlas.csv" in said and "Heads by name" in said
+    assert "atlas.csv" in said and "Retrieval heads:" in said
     assert {"atlas.csv", "atlas.parquet", "run.nc", "report.html"} <= {file.name for file in (tmp_path / "out").iterdir()}
     table = pd.read_parquet(tmp_path / "out" / "atlas.parquet")
     pd.testing.assert_frame_equal(table, ri.atlas(ri.read_run(tmp_path / "out")))

