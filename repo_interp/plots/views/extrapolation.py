@@ -153,14 +153,14 @@ def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
     """What the plain model loses at the longest prompts, and the method of extension that loses least."""
     measured = group(run, "extrapolation")
-    nats, lengths = measured["log_perplexity"], measured["length"].values
-    nats = nats.mean([axis for axis in nats.dims if axis not in ("method", "length")])
-    if "plain" not in measured["method"].values or len(lengths) < 2:
+    methods, lengths = [str(name) for name in measured["method"].values], measured["length"].values
+    if "plain" not in methods or len(lengths) < 2:
         return
-    rise = nats.isel(length=-1) - float(nats.sel(method="plain").isel(length=0))
-    plain, best = float(rise.sel(method="plain")), str(rise["method"].values[int(np.nanargmin(rise.values))])
+    nats = measured["log_perplexity"].transpose("method", "length").values
+    rise = nats[:, -1] - nats[methods.index("plain"), 0]
+    plain, best = float(rise[methods.index("plain")]), methods[int(np.nanargmin(rise))]
     sentence = f"At {int(lengths[-1]):,} tokens the log perplexity is {plain:+.2g} nats from that at {int(lengths[0]):,}"
-    sentence += f"; with {best.replace('_', ' ')} {float(rise.min()):+.2g}" if best != "plain" else ""
+    sentence += f"; with {best.replace('_', ' ')} {float(np.nanmin(rise)):+.2g}" if best != "plain" else ""
     yield Finding(sentence, "extrapolation.log_perplexity of the last tokens", 0.6, "extrapolation")
 
 
