@@ -130,16 +130,17 @@ def head_scores(
     """Every score of `SCORES` that `model`, repositioned, has on `prompts` and on repeated `sequences`; NaN where a layer has none.
 
     `rows`: most rows of attention of a prompt. `top`: strongest keys that count for retrieval. Scores whose prompts lack what they need are
-    left out. Costs a forward pass per prompt and one for all sequences.
+    left out. Costs a forward pass per prompt, one for all sequences, and one of a few tokens.
     """
     layers, device = range(layer_count(model)), next(model.parameters()).device
     shape = (len(layers), next(attentions(model)).heads)
     on_random = _on_random(model, torch.from_numpy(sequences).to(device), shape)
     of_prompts: dict[str, list[np.ndarray]] = {}
     content = [ContentSums.empty(shape[1], max(len(prompt.tokens) for prompt in prompts), device) for _ in layers]
-    for number, prompt in enumerate(prompts):
-        for name, values in _on_prompt(model, number, prompt, content, shape, rows, top).items():
-            of_prompts.setdefault(name, []).append(values)
+    with direct_path(model) as path:
+        for number, prompt in enumerate(prompts):
+            for name, values in _on_prompt(model, path, number, prompt, content, shape, rows, top).items():
+                of_prompts.setdefault(name, []).append(values)
     scores = {name: _mean(values) for name, values in of_prompts.items()}
     scores["content"] = torch.stack([sums.share() for sums in content]).cpu().numpy()
     scores |= on_random
@@ -170,7 +171,14 @@ def _on_random(model: nn.Module, tokens: Int[Tensor, "sequence token"], shape: t
 
 
 def _on_prompt(
-    model: nn.Module, number: int, prompt: Prompt, content: list[ContentSums], shape: tuple[int, int], most: int, top: int
+    model: nn.Module,
+    path: DirectPath,
+    number: int,
+    prompt: Prompt,
+    content: list[ContentSums],
+    shape: tuple[int, int],
+    most: int,
+    top: int,
 ) -> dict[str, np.ndarray]:
     """The scores [layer, head] of one prompt but `content`, to which its rows are added."""
     device = next(model.parameters()).device
@@ -193,10 +201,9 @@ def _on_prompt(
             on_token[inputs.layer] = answers.same.expand_as(weights).gather(-1, strongest).amax(-1)
             moved[inputs.layer] = (on_source.to(values.dtype) @ values).transpose(0, 1)
 
-    with direct_path(model) as path:
-        hidden = _pass(model, tokens, receive, number)
-        if answers is not None:
-            _finish(path, hidden, answers, moved, on_token, scores)
+    hidden = _pass(model, tokens, receive, number)
+    if answers is not None:
+        _finish(path, hidden, answers, moved, on_token, scores)
     return scores
 
 

@@ -8,13 +8,13 @@ the residual stream (OLMo-2, Gemma 3, GLM-4), that norm stands before it. r is w
 G_i a gate between the heads and W_O (Qwen3-Next). A soft cap on the logits is left out. Later layers that read what the head writes are no
 part of it.
 
-Which norms and factors a family has is measured on a short pass, not listed: `_added` looks for the place where a layer's input and what
+Which norms and factors a family has is measured on one short pass, not listed: `_added` looks for the place where a layer's input and what
 its attention wrote are added. Knows nothing about which rows, tokens and sources are of interest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,7 +96,7 @@ def direct_path(model: nn.Module) -> Iterator[DirectPath]:
 
     Raises InputError for a family whose last norm, or the place where attention's output is added, is not found.
     """
-    added, final = _added(model), _final_norm(model)
+    final, added = _measured(model)
     path = DirectPath(model_of(model), {layer: factor for layer, (_, factor) in added.items()}, _logit_factor(model))
 
     def store_final(norm: Norm) -> None:
@@ -155,24 +155,6 @@ def _pulled_through(projection: Any, directions: Float[Tensor, "row width"], wid
     return pulled.float()
 
 
-def _final_norm(model: nn.Module) -> nn.Module:
-    """The norm outside of layers that a pass calls last."""
-    in_layers, called = {id(module) for layer in blocks(model) for module in layer.modules()}, []
-    with ExitStack() as hooks, torch.no_grad():
-        for module in decoder_of(model).modules():
-            if id(module) not in in_layers and _is_norm(module):
-                hooks.callback(module.register_forward_pre_hook(lambda module, given: called.append(module)).remove)
-        decode(model, *_few_tokens(model))
-    width = inner(model_of(model).get_output_embeddings()).weight.shape[-1]
-    called = [module for module in called if getattr(inner(module), "weight", None) is None or len(inner(module).weight) == width]
-    if not called:
-        raise InputError(
-            f"a {model_of(model).config.model_type} has no final norm, through which the direct path of a head could be followed; "
-            "leave the atlas out"
-        )
-    return called[-1]
-
-
 def _is_norm(module: nn.Module) -> bool:
     return "norm" in type(module).__name__.lower()
 
@@ -188,52 +170,75 @@ def _logit_factor(model: nn.Module) -> float:
     return float((plain * given).sum() / plain.square().sum())
 
 
-def _added(model: nn.Module) -> dict[int, tuple[nn.Module | None, float]]:
-    """By layer with attention, the norm of attention's output, None without one, and the factor with which it is added.
+@dataclass
+class _Calls:
+    """What the modules of one short pass were given and gave, in the order in which they ended."""
 
-    x + r w is looked for among what parts of the layer were given, and what the layer gave, less what one of its parts gave (a feed-forward
-    part beside attention); x is the layer's input, w attention's output, normed where a part was given just it.
-    """
+    made: list[tuple[nn.Module, Tensor, Tensor]] = field(default_factory=list)
+
+    def see(self, module: nn.Module, arguments: tuple, keywords: dict[str, Any], output: Any) -> None:
+        """A forward hook."""
+        given = next((each for each in (*arguments, *keywords.values()) if isinstance(each, Tensor)), None)
+        gave = output[0] if isinstance(output, tuple) else output
+        if given is not None and isinstance(gave, Tensor):
+            self.made.append((module, given.float(), gave.float()))
+
+
+def _measured(model: nn.Module) -> tuple[nn.Module, dict[int, tuple[nn.Module | None, float]]]:
+    """The norm outside of layers that a pass calls last; and by layer what `_added` finds. Costs one pass of `TOKENS` tokens."""
+    layers = {id(block): {id(module) for module in block.modules()} for block in blocks(model)}
+    inside = set().union(*layers.values())
+    own = {attention.layer_idx: {id(module) for module in attention.module.modules()} for attention in attentions(model)}
+    projections = {id(attention.output_projection) for attention in attentions(model)}
+    unseen = set().union(*own.values()) - projections
+    outside, calls = _Calls(), {block: _Calls() for block in layers}
+    with ExitStack() as hooks, torch.no_grad():
+        for module in decoder_of(model).modules():
+            if id(module) not in inside and _is_norm(module):
+                hooks.callback(module.register_forward_hook(outside.see, with_kwargs=True).remove)
+        for block in blocks(model):
+            for module in block.modules():
+                if id(module) not in unseen:
+                    hooks.callback(module.register_forward_hook(calls[id(block)].see, with_kwargs=True).remove)
+        tokens = torch.arange(TOKENS, device=next(model.parameters()).device)[None] % model_of(model).config.vocab_size
+        decode(model, tokens, torch.ones_like(tokens, dtype=torch.bool))
+    width = inner(model_of(model).get_output_embeddings()).weight.shape[-1]
+    final = [module for module, _, gave in outside.made if gave.shape[-1] == width]
+    if not final:
+        raise InputError(
+            f"a {model_of(model).config.model_type} has no final norm, through which the direct path of a head could be followed; "
+            "leave the atlas out"
+        )
     found = {}
     for attention in attentions(model):
-        block = next(layer for layer in blocks(model) if any(module is attention.module for module in layer.modules()))
-        projection, own = attention.output_projection, {id(module) for module in attention.module.modules()}
-        seen: list[tuple[nn.Module, Tensor, Tensor]] = []
-
-        def see(module: nn.Module, arguments: tuple, keywords: dict, output: Any, seen=seen) -> None:
-            given = next((each for each in (*arguments, *keywords.values()) if isinstance(each, Tensor)), None)
-            gave = output[0] if isinstance(output, tuple) else output
-            if given is not None and isinstance(gave, Tensor):
-                seen.append((module, given.float(), gave.float()))
-
-        with ExitStack() as hooks, torch.no_grad():
-            for module in block.modules():
-                if id(module) not in own or module is projection:
-                    hooks.callback(module.register_forward_hook(see, with_kwargs=True).remove)
-            decode(model, *_few_tokens(model))
-        _, entered, left = seen[-1]  # the layer itself ends last
-        (wrote,) = [gave for module, _, gave in seen if module is projection][:1]
-        norm = next((module for module, given, _ in seen if _is_norm(module) and _same(given, wrote)), None)
-        written = wrote if norm is None else next(gave for module, _, gave in seen if module is norm)
-        written = written.reshape(entered.shape) if written.numel() == entered.numel() else torch.zeros_like(entered)
-        places = [given for _, given, _ in seen] + [left, *(left - gave for _, _, gave in seen if gave.shape == left.shape)]
-        factors = [
-            _multiple(place.reshape(entered.shape), entered, written) for place in places if place.numel() == entered.numel()
-        ]
-        factor = next((factor for factor in factors if factor is not None), None)
-        if factor is None:
+        (block,) = [block for block, modules in layers.items() if id(attention.module) in modules]
+        added = _added(calls[block].made, attention.output_projection)
+        if added is None:
             raise InputError(
                 f"layer {attention.layer_idx} of this {model_of(model).config.model_type} changes what its attention writes before it is "
                 "added, so the direct path of a head cannot be followed; leave the atlas out"
             )
-        found[attention.layer_idx] = norm, factor
-    return found
+        found[attention.layer_idx] = added
+    return final[-1], found
 
 
-def _few_tokens(model: nn.Module) -> tuple[Tensor, Tensor]:
-    """Tokens of a short prompt, all valid."""
-    tokens = torch.arange(TOKENS, device=next(model.parameters()).device)[None] % model_of(model).config.vocab_size
-    return tokens, torch.ones_like(tokens, dtype=torch.bool)
+def _added(calls: Sequence[tuple[nn.Module, Tensor, Tensor]], projection: nn.Module) -> tuple[nn.Module | None, float] | None:
+    """The norm of attention's output, None without one, and the factor r with which it is added; None where the place is not found.
+
+    x + r w is looked for among what parts of the layer were given, and what the layer gave, less what one of its parts gave (a feed-forward
+    part beside attention); x is the layer's input, w attention's output, normed where a part was given just it.
+    """
+    _, entered, left = calls[-1]  # the layer itself ends last
+    wrote = next(gave for module, _, gave in calls if module is projection)
+    norm = next((module for module, given, _ in calls if _is_norm(module) and _same(given, wrote)), None)
+    written = wrote if norm is None else next(gave for module, _, gave in calls if module is norm)
+    if written.numel() != entered.numel():
+        return None
+    places = [given for _, given, _ in calls] + [left, *(left - gave for _, _, gave in calls if gave.shape == left.shape)]
+    whole = (place.reshape(entered.shape) for place in places if place.numel() == entered.numel())
+    factors = (_multiple(place, entered, written.reshape(entered.shape)) for place in whole)
+    factor = next((factor for factor in factors if factor is not None), None)
+    return None if factor is None else (norm, factor)
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

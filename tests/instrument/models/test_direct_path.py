@@ -146,3 +146,13 @@ def test_norms_gates_and_factors_of_other_families_are_followed(family):
         logits = logits / factors.get("logits_scaling", 1.0) * getattr(model.config, "logit_scale", 1.0)
         expected = logits[torch.arange(2), ANSWERS] - logits.mean(-1)
         torch.testing.assert_close(contributions.sum(-1), expected.detach(), rtol=2e-3, atol=2e-4)
+
+
+def test_norms_and_factors_are_measured_in_one_pass():
+    """Found: a pass per layer, for every prompt of an atlas."""
+    model = ri.reposition(tiny("llama"), "rope")
+    passes: list[int] = []
+    handle = decoder_of(model).register_forward_hook(lambda *given: passes.append(1))
+    with direct_path(model):
+        assert len(passes) == 1
+    handle.remove()
