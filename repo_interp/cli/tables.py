@@ -38,24 +38,23 @@ _FRAME, _END = 6, 14
 def print_findings(console: Console, run: xr.DataTree) -> None:
     """Print what `run` shows, a sentence each, with its evidence and where to look."""
     found = until_failure(lambda: iter(findings(run)), "the findings", [])
-    numbered = list(enumerate(found, start=1))
-    for number_, finding in numbered:
-        place = f"  [{finding.place}]" if finding.place else ""
-        console.print(Text.assemble(f"{number_}. {one_line(finding.sentence)}", (place, "cyan")))
+    place = 0
+    for place, finding in enumerate(found, start=1):
+        where = f"  [{finding.place}]" if finding.place else ""
+        console.print(Text.assemble(f"{place}. {one_line(finding.sentence)}", (where, "cyan")))
         console.print(Text(f"   {one_line(finding.evidence)}", "dim"))
-    if not numbered:
+    if not place:
         console.print("Nothing in this run is beyond its null; --tables prints the numbers.", highlight=False)
 
 
 def print_tables(console: Console, run: xr.DataTree) -> None:
     """Print every group of `run` in the order of the page; the page has already named what has failed."""
     views = views_of(run)
-    telling, silent, tables = [], [], []
+    silent, tables = [], []
     for view in views:
         made = list(until_failure(partial(view.tables, run), f"the tables of {view.group!r}", []))
         informative = next(until_failure(lambda view=view: [view.informative(run)], view.group, []), True)
         if informative:
-            telling.append(view)
             tables += made
         elif made:
             silent.append(view)

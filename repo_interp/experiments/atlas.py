@@ -1,11 +1,11 @@
-"""The atlas of a model: the scores of every head, names for what heads do, and the twins with random weights behind the names.
+"""The atlas of a model: the scores of every head, names for what heads do, and the random-weight controls behind the names.
 
     scores [layer, head]                     `head_scores`
-    null [label, twin]                       the largest score of any head of a twin that the name's rule is about
+    null [label, twin]                       the largest score of a head of a control, among those that the rule is about
     threshold [label]                        max(at_least, 1.25 times the `quantile` of its nulls)
     named [label, layer, head], name         which heads have the name; all names of a head as text            `head_names`
 
-Random tokens are drawn once and given to the model and to every twin, whose weights are those of the seeds seed, seed + 1, ... Knows
+Random tokens are drawn once, for the model and every control; the weights of controls have the seeds seed, seed + 1, ... Knows
 nothing about how scores are computed and what names mean.
 """
 
@@ -41,7 +41,7 @@ MANY, FEW, SMALL = 10, 3, 30_000_000
 
 @dataclass(frozen=True)
 class Asked:
-    """What is measured of a model and its twins."""
+    """What is measured of a model and its random-weight controls."""
 
     prompts: Sequence[Prompt]
     sequences: int
@@ -56,7 +56,7 @@ class Asked:
 
 
 def default_twins(model: PreTrainedModel) -> int:
-    """How many twins a model has unless it is said."""
+    """How many random-weight controls a model has by default."""
     return MANY if sum(parameter.numel() for parameter in model.parameters()) <= SMALL else FEW
 
 
@@ -114,7 +114,7 @@ def _labelled(
     schemes: Sequence[str],
     asked: Asked,
 ) -> xr.Dataset:
-    """Scores, and the names that they give heads beside the largest scores of twins, with axes, units and long names."""
+    """Scores, names and the largest scores of controls, with axes, units and long names."""
     limits = {rule.name: null_of(of_rule, asked.quantile) for rule, of_rule in zip(RULES, nulls, strict=True)}
     named = name_heads(scores, schemes, limits)
     thresholds = [
@@ -173,7 +173,7 @@ class Atlas(Experiment):
     name: ClassVar[str] = "atlas"
 
     def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
-        """The scores of the model and its twins. Raises InputError where two repeated tokens do not fit into the training length."""
+        """The scores of the model and its controls. Raises InputError where two repeated tokens do not fit into the training length."""
         half, twins = repeated_half(model, training_length), self.twins or default_twins(model)
         if half < SHORTEST_HALF:
             raise InputError(f"atlas repeats random tokens, which a training length of {training_length} tokens has no room for")

@@ -1,10 +1,10 @@
-"""What heads are called, by what they do: rules as data, and the twins with random weights that set their thresholds.
+"""What heads are called, by what they do: rules as data, and the random-weight controls that set their thresholds.
 
     a head has a name where its score is beyond max(at_least, null), and each score of `also` lies within its limits
-    null = 1.25 times the `quantile` over twins of the largest score of any head of a twin that the rule is about; of two values the higher
+    null = 1.25 times the `quantile` over controls of the largest score of a head that the rule is about; of two values the higher
 
-A twin is the same decoder with the same layout and freshly drawn weights, measured in the same way. Since the largest head counts, it
-does not matter how many heads a model has. Of ten twins the quantile is the largest, which an eleventh random model exceeds in one case
+A control is the same decoder with the same layout and freshly drawn weights, measured in the same way. Since the largest head counts, it
+does not matter how many heads a model has. Of ten controls the quantile is the largest, which an eleventh random model exceeds in one case
 of eleven: hence a quarter more. `at_least` asks for an effect besides: attention of random weights is nearly equal weights, and much less
 than a clear head is beyond that. Knows nothing about models.
 """
@@ -62,7 +62,7 @@ class Rule:
 
 
 MARGIN = 0.25
-"""By how much of itself a threshold lies above the quantile of the twins."""
+"""By how much of itself a threshold lies above the quantile of the controls."""
 ATTENDS = 0.25
 """Nats from equal weights that attention must at least be."""
 LITTLE = 0.5
@@ -87,7 +87,7 @@ there is.
 
 
 def null_of(largest: Float[np.ndarray, "twin"], quantile: float) -> float:
-    """The threshold that the `largest` scores of twins set; NaN where no twin has one."""
+    """The threshold that the `largest` scores of controls set; NaN where no control has one."""
     known = largest[np.isfinite(largest)]
     if not known.size:
         return float("nan")
@@ -98,7 +98,7 @@ def null_of(largest: Float[np.ndarray, "twin"], quantile: float) -> float:
 def name_heads(
     scores: Scores, layout: Sequence[str], nulls: Mapping[str, float], rules: Sequence[Rule] = RULES
 ) -> dict[str, Bool[np.ndarray, "layer head"]]:
-    """By name, which heads have it. `nulls`: by name, the threshold that twins set, NaN where none does."""
+    """By name, which heads have it. `nulls`: by name, the threshold that controls set, NaN where none does."""
     return {rule.name: rule.holds(scores, layout, nulls[rule.name]) for rule in rules}
 
 

@@ -16,6 +16,8 @@ from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper
 
 PAIRS = 8
 """Rotary pairs that have a bar each; the others together have one."""
+NOTHING = 1e-3
+"""Share of the longest bar below which a bar is not seen: its number stands to the right of the axis."""
 NAMED = 32
 """Tokens up to which the axes of a pattern name each by its text."""
 _PART, _REST, _WHOLE, _STILL = "#0072B2", "#B9B9B9", "#333333", "#D55E00"
@@ -90,10 +92,12 @@ def _bars(ax: Axes, bars: list[tuple[str, float, float | None, str]], title: str
     marked = [place for place, dot in enumerate(dots) if dot is not None]
     ax.plot([dots[place] for place in marked], marked, "o", color=_STILL, markersize=2.6, gid="at equal positions")
     for place, value in enumerate(values):
-        side = -1 if value < 0 else 1
+        side = -1 if value < 0 and abs(value) > NOTHING * max(map(abs, values)) else 1
+        dot = dots[place]
+        end = value if dot is None else side * max(side * value, side * dot)  # behind the dot, which would hide the number
         ax.annotate(
             f"{value:+.3f}" if abs(value) >= 5e-4 or not value else f"{value:+.0e}",
-            (value, place),
+            (end, place),
             (3 * side, 0),
             textcoords="offset points",
             va="center",

@@ -240,8 +240,9 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
             name = f"layer {where['layer']}" if "head" not in where else f"L{where['layer']} H{where['head']} alone"
             moved = _DOES.get(kind, f"{kind}")
             sentence = f"The answer needs the positions of {name}: {moved}, its log-probability falls by {-lost:.2g} nats"
+            controls = f"{others[place]:.2g}" if abs(others[place]) > error / STANDARD_ERRORS else "0"
             evidence = (
-                f"effects.{variable} ({kind}) {lost:.2g} +- {error:.1g} nats; other heads at random {others[place]:.2g} at most"
+                f"effects.{variable} ({kind}) {lost:.2g} +- {error:.1g} nats; as many other heads at random {controls} at most"
             )
             best.append((lost, Finding(sentence, evidence, weight, "effects", where["layer"], where.get("head"))))
     for weight in (0.97, 0.88):

@@ -109,19 +109,28 @@ def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
         yield "perturbation_task_score", perturbation_grid(run, "task_score")
 
 
+LEAST_RISE = 0.01
+"""Nats of log perplexity, 1 % of perplexity, from which a rise is a finding."""
+
+
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """The change of order or positions that costs most, at its smallest dose."""
+    """The change of order or positions that costs most, at its smallest dose, where that costs `LEAST_RISE` or more."""
     measured = group(run, "perturbation")
     rise = measured["log_perplexity_rise"]
     smallest = [gamma for gamma in measured["gamma"].values if gamma > 0][:1]
     if not smallest or not np.isfinite(rise.values).any():
         return
     at_least = rise.sel(gamma=smallest[0]).isel(l_max=0)
+    if not float(at_least.max()) >= LEAST_RISE:
+        return
     kind = str(at_least["kind"].values[int(np.nanargmax(at_least.values))])
     moved = f"Moving {percent(float(smallest[0]))} of the tokens ({kind.replace('_', ' ')}) by up to {int(measured['l_max'][0])}"
     sentence = f"{moved} raises the log perplexity by {float(at_least.max()):.2g} nats"
     yield Finding(
-        sentence, "perturbation.log_perplexity_rise at the smallest dose, the kind that costs most", 0.4, "perturbation"
+        sentence,
+        f"perturbation.log_perplexity_rise at the smallest dose, the kind that costs most; at least {LEAST_RISE}",
+        0.4,
+        "perturbation",
     )
 
 

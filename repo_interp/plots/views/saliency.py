@@ -272,11 +272,16 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         return
     row, column = np.unravel_index(int(np.nanargmax(size.values)), size.shape)
     layer, head, median = int(size["layer"][row]), int(size["head"][column]), float(size.median())
-    if float(size.max()) > 3 * median:
-        times = f"{float(size.max()) / median:.0f} times" if median > 0 else "more than"
+    if float(size.max()) > 3 * median > 0:
+        times = f"{float(size.max()) / median:.0f} times"
         sentence = f"The answer hangs most on the positions of L{layer} H{head}: {times} as much as on those of the median head"
         yield Finding(
-            sentence, f"saliency.saliency_size {float(size.max()):.2g} nats per position", 0.65, "saliency", layer, head
+            sentence,
+            f"saliency.saliency_size {float(size.max()):.2g} nats per position, more than 3 times the median",
+            0.65,
+            "saliency",
+            layer,
+            head,
         )
 
 
