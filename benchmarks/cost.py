@@ -168,6 +168,18 @@ def commands(given: Namespace, subject: str, dtype: str = "float32", tokens: int
             yield {"what": f"repo-interp {words[0]}", "beside": libraries, **spent, "note": note}
 
 
+def page(given: Namespace, subject: str) -> Iterator[Row]:
+    """`analyze` as a new user types it, as a process of its own; and the sizes of what it writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield {
+            "what": "repo-interp analyze",
+            **process([sys.executable, "-m", "repo_interp", "analyze", subject, "--out", f"{folder}/run"]),
+        }
+        for name in ("report.html", "run.nc"):
+            size = (Path(folder) / "run" / name).stat().st_size
+            yield {"what": name, "megabytes": size / 2**20, "note": "on disk"}
+
+
 def _measures() -> list[Any]:
     from repo_interp.measures.catalogue import measure_named
 
@@ -195,6 +207,7 @@ PARTS: dict[str, Part] = {
     "commands/niah/repo": partial(commands, subject="niah/repo"),
     f"commands/{SMOLLM2}": partial(commands, subject=SMOLLM2, tokens=512),
     f"commands/{OLMO2}": partial(commands, subject=OLMO2, dtype="bfloat16"),
+    **{f"page/{name}": partial(page, subject=name) for name in ("reversal/repo", "niah/repo", "language/rope", SMOLLM2)},
     f"long/{SMOLLM2}": partial(model, subject=SMOLLM2, tokens=16384),
     f"long/{OLMO2}": partial(model, subject=OLMO2, tokens=16384, dtype="bfloat16"),
 }
