@@ -59,6 +59,7 @@ _WHERE = {
 }
 _MODULES = {
     "experiments": "repo_interp.experiments",
+    "explorer": "repo_interp.explorer",
     "interventions": "repo_interp.models.interventions",
     "measures": "repo_interp.measures",
     "plots": "repo_interp.plots",
@@ -79,6 +80,7 @@ __all__ = [
     "compare",
     "experiments",
     "explain_logit",
+    "explorer",
     "findings",
     "head_means",
     "head_table",
@@ -108,7 +110,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from repo_interp import experiments, measures, plots, tasks
+    from repo_interp import experiments, explorer, measures, plots, tasks
     from repo_interp.analysis.ablation import ablation_effects, head_means
     from repo_interp.analysis.analyze import analyze
     from repo_interp.analysis.atlas import atlas

@@ -16,14 +16,14 @@ from places import ROOT as repository
 ROOT = PACKAGE
 LABORATORY = repository / "papers" / "position_papers"
 NEIGHBOURS = ("measures", "tasks", "plots", "models")
-ABOVE = ("cli", "comparison", "analysis", "experiments")
+ABOVE = ("cli", "explorer", "comparison", "analysis", "experiments")
 """From the top down: a floor may load those after it, and none before it. The neighbours stand below them all, side by side."""
 PAPERS = tuple(path.parent.name for path in sorted(LABORATORY.glob("*/paper.py")))
 FORBIDDEN = {
     "positions": (*NEIGHBOURS, *ABOVE, "run", "inputs", "errors"),
     **{floor: tuple(other for other in NEIGHBOURS if other != floor) + ABOVE for floor in NEIGHBOURS},
     **{floor: ABOVE[:place] for place, floor in enumerate(ABOVE)},
-    "comparison": ("cli", "analysis", "experiments", "models", "measures", "tasks"),
+    "comparison": ("cli", "explorer", "analysis", "experiments", "models", "measures", "tasks"),
 }
 ROOMS = {
     "measures.kernels": ("measures",),

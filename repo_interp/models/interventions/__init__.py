@@ -2,7 +2,7 @@
 
     lasting      what a context changes, taken back when it ends, in any order
     replacing    below those on positions: rows of positions replaced by a function, for heads and tokens      `replaced`, `positions_of`
-    positions    linearised, frozen, permuted, swapped, scaled, rounded, clipped, shifted, transplanted, set
+    positions    linearised, frozen, permuted, swapped, scaled, rounded, clipped, shifted, copied, transplanted, set
     patching     positions patched from a clean prompt into a corrupted one, as TransformerLens does
     keys         keys exchanged or moved alone, as the experiment `perturbation` needs it
     extension    position interpolation, YaRN, LM-Infinite; other frequencies for single heads
@@ -17,6 +17,7 @@ from repo_interp.models.interventions.keys import Shift, exchanged_keys, moved_k
 from repo_interp.models.interventions.patching import get_act_patch_positions_all_pos, get_act_patch_positions_by_pos
 from repo_interp.models.interventions.positions import (
     clipped,
+    copied,
     frozen,
     linearised,
     permuted,
@@ -36,6 +37,7 @@ __all__ = [
     "Here",
     "Shift",
     "clipped",
+    "copied",
     "exchanged_keys",
     "frozen",
     "get_act_patch_positions_all_pos",

@@ -9,13 +9,14 @@
     rounded        z_i <- d round(z_i / d)
     clipped        z_i <- min(max(z_i, low), high)
     shifted        z_i <- z_i + b                   for a span: a shift of all tokens changes nothing
+    copied         z_i <- z_j                       of one token of the same prompt
     transplanted   z_i <- z_i of another prompt, head or checkpoint, as `positions_of` recorded them
     set_positions  z_i <- given values, or any function of the positions
 
 Every one takes `heads` as (layer, head) pairs, or `layer`, or neither for all that rotate by positions, and `tokens` by index; what
 they mean is said by `replaced`, which all are made of. RoPE's index is a position like any other. Learned positions: RePo eq. 4-7.
 
-With a cache new tokens get: their index (linearised), the constant of the prompt (frozen), what their own position becomes (scaled,
+With a cache new tokens get: their index (linearised), the constant of the prompt (frozen, copied), what their own position becomes (scaled,
 rounded, clipped, shifted), the recorded position where there is one, else their own (transplanted), their own (permuted, swapped).
 Greedy text is then the same with and without a cache, but for orders that are drawn anew for a prompt that has grown.
 """
@@ -50,7 +51,7 @@ from repo_interp.models.interventions.replacing import (
 )
 from repo_interp.models.reposition import attentions
 from repo_interp.positions.rotary import expand_heads
-from repo_interp.values import Seed, checked
+from repo_interp.values import Seed, TokensOrNone, checked
 
 FLOAT32 = torch.finfo(torch.float32)
 HOOK = "blocks.{}.attn.hook_positions"
@@ -184,6 +185,13 @@ def shifted(
     return replaced(model, lambda positions, here: positions + by, heads, layer=layer, tokens=tokens)
 
 
+def copied(
+    model: nn.Module, source: int, heads: Heads = None, *, layer: Layers = None, tokens: Tokens = None
+) -> AbstractContextManager:
+    """While it lasts, tokens have the position of token `source`. Raises InputError, inside, for a prompt that lacks this token."""
+    return replaced(model, to_token(checked(source, TokensOrNone, "source")), heads, layer=layer, tokens=tokens)
+
+
 def transplanted(
     model: nn.Module,
     recorded: Mapping[Any, Tensor] | ActivationCache,
@@ -309,6 +317,27 @@ def to_mean() -> Change:
                 "the mean of a prompt in the cache is not known; enter the context before the prompt, or give a value"
             )
         return means[where]
+
+    return change
+
+
+def to_token(source: int) -> Change:
+    """The position of token `source`; new tokens of a cache get that of the prompt."""
+    known: dict[tuple[int, tuple[int, ...]], Tensor] = {}
+
+    def change(positions: Tensor, here: Here) -> Tensor:
+        where = here.layer, here.heads
+        if here.start == 0:
+            last = here.index[:, -1:]
+            if int(last.min()) < source:
+                raise InputError(
+                    f"token {source} gives its position, and a prompt has {int(last.min()) + 1} tokens; name an earlier one"
+                )
+            column = source + positions.shape[-1] - 1 - last  # whatever the padding
+            known[where] = positions.gather(-1, column[:, None].expand(-1, positions.shape[1], -1))
+        elif where not in known or len(known[where]) != len(positions):
+            raise InputError("the position of a token in the cache is not known; enter the context before the prompt")
+        return known[where]
 
     return change
 

@@ -1,0 +1,150 @@
+"""Forward passes of one prompt under lists of edits. What lies before the first edited layer is taken from the pass without edits.
+
+    of(edits)               hidden states that enter each layer, those that leave the last, positions and scores of every head
+    inputs(edits, layer)    what one layer attends with (`AttentionInputs`), at the cost of that layer's projections
+
+An edit in layer l of L costs the L - l layers after it (`models.resuming`). The last `MOST` passes are kept, and forgotten in the order of
+their use. Hooks are gone when a call returns, also by an error. Knows nothing about what a page shows.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+import xarray as xr
+from torch import Tensor, nn
+
+from repo_interp.analysis.batches import make_batches
+from repo_interp.errors import NotFinite
+from repo_interp.explorer.edits import Edit, Placed
+from repo_interp.inputs import AttentionInputs
+from repo_interp.measures.attention_mass import AttentionMass
+from repo_interp.measures.positions import Positions
+from repo_interp.measures.statistics import Statistics, merge
+from repo_interp.models.bridge import model_of
+from repo_interp.models.capture import observing, require_finite
+from repo_interp.models.reposition import blocks, layer_count
+from repo_interp.models.resuming import Recording, recorded, resumed
+from repo_interp.tasks import Prompt
+
+MOST = 6
+"""Passes that are kept, and layers whose inputs are."""
+Kept = TypeVar("Kept")
+Edits = tuple[Edit, ...]
+
+
+class _Seen(Exception):
+    """Ends a pass that has shown what was wanted."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One forward pass."""
+
+    recording: Recording
+    observed: dict[int, dict[str, Statistics]]
+    """By layer and measure."""
+    measures: Sequence[Any]
+
+    def groups(self) -> dict[str, xr.Dataset]:
+        """The groups that `ri.analyze` gives for the measures of heads."""
+        parts = {measure.name: [layer[measure.name] for layer in self.observed.values()] for measure in self.measures}
+        return {measure.name: measure.conclude(merge(parts[measure.name])) for measure in self.measures}
+
+
+class Passes:
+    """The passes of one prompt through one bridge."""
+
+    def __init__(self, bridge: nn.Module, prompt: Prompt) -> None:
+        self.model, self.prompt = model_of(bridge), prompt
+        (self.batch,) = make_batches([prompt], 1, next(bridge.parameters()).device)
+        self.measures = [Positions(), *([AttentionMass()] if prompt.generated else [])]
+        self._kept: OrderedDict[Any, Pass] = OrderedDict()
+        self._inputs: OrderedDict[Any, AttentionInputs] = OrderedDict()
+
+    def placed(self, edits: Edits) -> list[Placed]:
+        """`edits` for this prompt. Raises InputError for layers, heads, spans and tokens that there are not."""
+        spans, count = self.prompt.all_spans(), len(self.prompt.tokens)
+        return [Placed(self.model, edit, edit.tokens_in(spans, count)) for edit in edits]
+
+    def of(self, edits: Edits, check: Callable[[], None]) -> Pass:
+        """The pass under `edits`. `check` is called before each layer; what it raises ends the pass."""
+        return _kept(self._kept, edits, lambda: self._passed(edits, check))
+
+    def inputs(self, edits: Edits, layer: int, check: Callable[[], None]) -> AttentionInputs:
+        """What `layer` attends with under `edits`."""
+        return _kept(self._inputs, (edits, layer), lambda: self._looked(edits, layer, check))
+
+    @torch.no_grad()
+    def _passed(self, edits: Edits, check: Callable[[], None]) -> Pass:
+        clean = self.of((), check) if edits else None
+        first = self._block(min(edit.first_layer for edit in edits)) if edits else 0
+        entered: dict[int, Tensor] = {}
+        observed: dict[int, dict[str, Statistics]] = {}
+
+        def enter(number: int, layer: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> None:
+            check()
+            if number >= first:
+                entered[number] = arguments[0] if arguments else keywords["hidden_states"]
+
+        def receive(inputs: AttentionInputs) -> None:
+            require_finite(inputs)
+            observed[inputs.layer] = {measure.name: measure.observe(inputs, self.batch.spans) for measure in self.measures}
+
+        with ExitStack() as stack:
+            for placed in self.placed(edits):
+                stack.enter_context(placed.applied())
+            stack.enter_context(self._observing(receive))
+            for number, layer in enumerate(blocks(self.model)):
+                stack.callback(layer.register_forward_pre_hook(partial(enter, number), with_kwargs=True).remove)
+            if clean is None:
+                recording = recorded(self.model, self.batch.tokens)
+            else:
+                hidden = resumed(self.model, clean.recording, first)
+                before, later = clean.recording.residuals[: first + 1], range(first + 1, len(blocks(self.model)))
+                recording = Recording(self.batch.tokens, (*before, *(entered[number] for number in later)), hidden)
+        if not bool(recording.last_hidden.isfinite().all()):
+            raise NotFinite("the model's outputs under these edits are NaN or infinite; make the edit smaller")
+        earlier = {} if clean is None else {layer: seen for layer, seen in clean.observed.items() if layer not in observed}
+        return Pass(recording, earlier | observed, self.measures)
+
+    @torch.no_grad()
+    def _looked(self, edits: Edits, layer: int, check: Callable[[], None]) -> AttentionInputs:
+        recording, found = self.of(edits, check).recording, []
+
+        def receive(inputs: AttentionInputs) -> None:
+            found.append(replace(inputs, tokens=self.batch.tokens))
+            raise _Seen
+
+        with ExitStack() as stack:
+            for placed in self.placed(edits):
+                stack.enter_context(placed.applied())
+            stack.enter_context(self._observing(receive, [layer]))
+            try:
+                resumed(self.model, recording, self._block(layer))
+            except _Seen:
+                return found[0]
+        raise AssertionError(f"the pass did not reach layer {layer}")
+
+    def _observing(self, receive: Callable[[AttentionInputs], None], layers: Sequence[int] | None = None) -> Any:
+        return observing(self.model, self.batch.valid, torch.arange(1), receive, layers)
+
+    def _block(self, layer: int) -> int:
+        """The block to begin with for a layer of attention; the first where a block has several."""
+        return layer if layer_count(self.model) == len(blocks(self.model)) else 0
+
+
+def _kept(kept: OrderedDict[Any, Kept], key: Any, compute: Callable[[], Kept]) -> Kept:
+    """The value of `key`, from `kept` or computed; the one that was not used for longest goes."""
+    value = kept.pop(key) if key in kept else compute()
+    kept[key] = value
+    while len(kept) > MOST:
+        first = next(each for each in kept if each not in ((), key))
+        del kept[first]
+    return value

@@ -1,0 +1,364 @@
+"""A session: one model, one prompt and a list of edits; its methods are the answers that the explorer shows.
+
+    session = ri.explorer.Session(bridge, prompt, [Edit(kind="linearised", layer=2)])
+    session.look([(2, 0)], token=25)            positions, attention and logits of heads, next tokens: as the model is
+    session.changed([(2, 0)], token=25)         the same as it is and under the edits, their difference, and the answer by edit
+    session.continuation()                      greedy tokens under the edits, one by one
+    session.suggest()                           the edits that the answer depends on most
+    print(session.as_python([(2, 0)], token=25))    the cell that repeats it and gives the same numbers
+
+Edits that are off are kept and have no effect. Between two calls no hook is attached, also between two tokens of a continuation. Each
+answer is an `xarray.Dataset` with units. Knows nothing about pages and servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+from repo_interp.analysis.batches import describe_predictions
+from repo_interp.analysis.coercion import as_prompts, tokens
+from repo_interp.analysis.one_head import MOST_TOKENS
+from repo_interp.errors import InputError, NotFinitePrediction
+from repo_interp.experiments.effects import effects
+from repo_interp.experiments.position_changes import default_kinds
+from repo_interp.experiments.prompt_sets import scoring_of
+from repo_interp.experiments.readings import Batch
+from repo_interp.experiments.responses import logits_at
+from repo_interp.explorer.edits import Edit, listed
+from repo_interp.explorer.passes import Pass, Passes
+from repo_interp.inputs import AttentionInputs, weights_of
+from repo_interp.measures.kernels.mirror import mirror, mirror_score
+from repo_interp.measures.labels import described
+from repo_interp.models.bridge import tokenizer_of
+from repo_interp.models.capture import next_token_logits
+from repo_interp.models.provenance import loaded_from
+from repo_interp.models.reposition import attentions, layout
+from repo_interp.run import with_schemes
+from repo_interp.tasks import Prompt
+from repo_interp.tasks.task import Scoring
+from repo_interp.values import Count, checked
+
+NEXT = 10
+"""Likeliest next tokens."""
+SUGGESTED = 5
+"""Edits that `suggest` offers."""
+POINTS = 32
+"""Tokens at which the map of heads samples positions."""
+MOST_NEW = 512
+"""Tokens of a continuation that nobody gave a number for."""
+STATES = ("clean", "changed")
+Head = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Marked(Scoring):
+    """The tokens that a reader marked as the answer, scored by exact match."""
+
+    places: tuple[int, ...] = ()
+    name: ClassVar[str] = "marked answer"
+
+    def targets(self, prompt: Prompt) -> tuple[int, ...]:
+        """The marked tokens."""
+        return self.places
+
+
+@dataclass
+class Session:
+    """One prompt through one bridge, with edits."""
+
+    bridge: nn.Module
+    prompt: Any
+    edits: Sequence[Edit] = ()
+    answer: Sequence[int] = ()
+    """Tokens whose log-probability is followed; empty: the generated ones, else all but the first."""
+    name: str = ""
+    """What `ri.load` is given in `as_python`; empty: the directory that the bridge was loaded from."""
+    passes: Passes | None = None
+    """Of another session with the same bridge and prompt, whose passes are used again."""
+    check: Callable[[], None] = field(default=lambda: None, repr=False)
+    """Called before each layer of a pass; what it raises ends the answer that is being made."""
+
+    def __post_init__(self) -> None:
+        """Raises InputError for several prompts, and for edits and answers that do not fit the prompt."""
+        given = as_prompts(self.prompt, self.bridge)
+        if len(given) != 1:
+            raise InputError(f"a session has one prompt; got {len(given)}")
+        (self.prompt,) = given
+        tokens(given, self.bridge)  # refuses those that the model lacks
+        self.answer = tuple(dict.fromkeys(sorted(self.answer)))
+        if self.answer and not 1 <= self.answer[0] <= self.answer[-1] < self.count:
+            raise InputError(f"an answer has tokens from 1 to {self.count - 1}; got {listed(self.answer)}")
+        if self.passes is None:
+            self.passes = Passes(self.bridge, self.prompt)
+        self._passes.placed(tuple(self.edits))
+
+    @property
+    def count(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt.tokens)
+
+    @property
+    def active(self) -> tuple[Edit, ...]:
+        """The edits that are on."""
+        return tuple(edit for edit in self.edits if edit.on)
+
+    @property
+    def _passes(self) -> Passes:
+        assert self.passes is not None
+        return self.passes
+
+    @cached_property
+    def scoring(self) -> Scoring:
+        """How the answer is scored."""
+        return Marked(tuple(self.answer)) if self.answer else scoring_of([self.prompt])
+
+    def heads(self, edited: bool = False) -> xr.Dataset:
+        """The map of heads: scores [score, layer, head], and positions at up to `POINTS` tokens, as the model is or under the edits.
+
+        Scores are those of the measures `positions` and `attention_mass`; and, where the prompt names the source of each generated token,
+        how well positions mirror it (`measures.kernels.mirror`).
+        """
+        groups = self._passes.of(self.active if edited else (), self.check).groups()
+        position = groups["positions"]["position"].isel(prompt=0)
+        scores = {"position range": groups["positions"]["position_range"].isel(prompt=0, drop=True)}
+        if "attention_mass" in groups:
+            mass = groups["attention_mass"]["mass"].isel(prompt=0, drop=True)
+            scores |= {f"attention to {span}": mass.sel(span=span, drop=True) for span in map(str, mass["span"].values)}
+        source = self.prompt.attributes.get("source")
+        if source and len(source) == len(self.prompt.generated):
+            scores = {"mirror": xr.apply_ufunc(self._mirror, position, input_core_dims=[["token"]], vectorize=True)} | scores
+        stacked = xr.concat(
+            [each.reset_coords(drop=True) for each in scores.values()], "score", coords="minimal", compat="override"
+        )
+        stacked = stacked.assign_coords(score=list(scores)).transpose("score", "layer", "head")
+        sampled = position.isel(token=np.unique(np.linspace(0, self.count - 1, POINTS).round().astype(int)), drop=True)
+        sampled = sampled.reset_coords(drop=True).transpose("layer", "head", "token").rename(token="point")
+        named = {
+            "head_score": described(stacked.astype("float64"), "score of each head", "1"),
+            "outline": described(sampled, "position at evenly spaced tokens", "positions"),
+        }
+        return with_schemes(xr.Dataset(named), layout(self.bridge))
+
+    def look(self, heads: Sequence[Head], token: int, selection: tuple[int, int] | None = None, count: int = NEXT) -> xr.Dataset:
+        """What `heads` do in the row of `token`, and what the model expects next, as the model is.
+
+        `position` [shown, token], `weight` and `logit` [shown, key] of the row of `token`, `span_mass` [shown, span] of every span and of
+        the tokens of `selection` (first, last), `probability`, `next_token` and `next_text` [rank], and the answer's `log_probability`.
+        """
+        return self._seen((), heads, token, selection, count)
+
+    def changed(
+        self, heads: Sequence[Head], token: int, selection: tuple[int, int] | None = None, count: int = NEXT
+    ) -> xr.Dataset:
+        """`look` with the axis `state`, clean and changed; `weight_difference` [shown, key]; and `curve` [edit], the log-probability of
+        the answer after each edit that is on, in order.
+        """
+        states = [self._seen(edits, heads, token, selection, count) for edits in ((), self.active)]
+        both = xr.concat(states, xr.DataArray(list(STATES), dims="state", name="state"), coords="minimal", compat="override")
+        prefixes = [self.active[:length] for length in range(len(self.active) + 1)]
+        curve = [float(self._readings(self._passes.of(edits, self.check))[0]) for edits in prefixes]
+        return both.assign(
+            weight_difference=described(
+                both["weight"].sel(state="changed", drop=True) - both["weight"].sel(state="clean", drop=True),
+                "attention under the edits less attention without them",
+                "1",
+            ),
+            curve=described(
+                xr.DataArray(curve, {"edit": np.arange(len(curve))}, ("edit",)),
+                "log-probability of the answer, mean over its tokens, after each edit",
+                "nat",
+            ),
+        )
+
+    def continuation(self, edited: bool = True, most: int | None = None) -> Iterator[int]:
+        """Greedy next tokens after the prompt - where it marks an answer, after what stands before it -, under the edits.
+
+        Ends after `most` tokens (None: as many as the answer has, else 32), or with a token that ends a text. Close it to stop.
+        """
+        start = self.start
+        count = min(MOST_NEW, self.count - start or 32) if most is None else int(checked(most, Count, "most"))
+        placed = self._passes.placed(self.active if edited else ())
+        model: Any = self._passes.model
+        ends = np.atleast_1d(model.generation_config.eos_token_id if model.generation_config.eos_token_id is not None else -1)
+        cache, given = DynamicCache(config=model.config), self._passes.batch.tokens[:, :start]
+        for _ in range(count):
+            self.check()
+            with torch.no_grad(), ExitStack() as stack:
+                for each in placed:
+                    stack.enter_context(each.applied())
+                logits = model(given, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0, -1]
+            if not bool(logits.isfinite().all()):
+                raise NotFinitePrediction(0)
+            given = logits.argmax()[None, None]
+            yield int(given)
+            if int(given) in ends:
+                return
+
+    @property
+    def start(self) -> int:
+        """The first token that a continuation replaces: the answer's first, where it is the end of the prompt; else none."""
+        answer = tuple(self.answer) or tuple(sorted(self.prompt.generated))
+        return answer[0] if answer and answer == tuple(range(answer[0], self.count)) else self.count
+
+    def suggest(self, progress: Callable[[int, int], None] | None = None) -> list[tuple[Edit, float]]:
+        """Up to `SUGGESTED` edits of one head or one layer that lower the log-probability of the answer most, and by how many nats.
+
+        From the experiment `effects`: the token index where positions are learned, else one constant for all tokens. Raises InputError
+        where no layer rotates by positions.
+        """
+
+        def advance(done: int, total: int) -> None:
+            self.check()
+            if progress is not None:
+                progress(done, total)
+
+        kind: Any = default_kinds(self._passes.model)[0]
+        group = effects(self._passes.model, self.scoring, [self.prompt], [kind], draws=1, progress=advance).isel(kind=0)
+        found = [
+            (Edit(kind=kind, layer=int(layer)), float(effect)) for layer, effect in group["layer_effect"].to_series().items()
+        ]
+        found += [(Edit(kind=kind, heads=(head,)), float(effect)) for head, effect in group["effect"].to_series().items()]
+        needed = sorted((each for each in found if each[1] < 0), key=lambda each: each[1])
+        return needed[:SUGGESTED]
+
+    def as_python(self, heads: Sequence[Head], token: int, count: int = NEXT) -> str:
+        """A cell that repeats the session with the library: `clean` and `changed` have the numbers of `changed(heads, token)`."""
+        self._require(heads, token)
+        places = tuple(self.answer) or self.scoring.targets(self.prompt)
+        spans = self.prompt.all_spans()
+        source = loaded_from(self.bridge)
+        name = self.name or ("CHECKPOINT" if source is None else str(source.directory))
+        calls = [edit.python(edit.tokens_in(spans, self.count)) for edit in self.active]
+        return _CELL.format(
+            name=name,
+            tokens=list(self.prompt.tokens),
+            answer=listed(places),
+            heads=list(heads),
+            token=token,
+            count=count,
+            start=self.start,
+            most=min(MOST_NEW, self.count - self.start or 32),
+            weight=_WEIGHT if self.count <= MOST_TOKENS else "        # attention: patterns are made of up to 512 tokens\n",
+            edits="\n".join(f"    edits.enter_context({call})" for call in calls) or "    # no edit is on",
+        )
+
+    @torch.no_grad()
+    def _seen(
+        self, edits: tuple[Edit, ...], heads: Sequence[Head], token: int, selection: tuple[int, int] | None, count: int
+    ) -> xr.Dataset:
+        self._require(heads, token)
+        passed = self._passes.of(edits, self.check)
+        position = passed.groups()["positions"]["position"].isel(prompt=0, drop=True).reset_coords(drop=True)
+        spans = {name: list(places) for name, places in self.prompt.all_spans().items()}
+        if selection is not None:
+            first, last = sorted(selection)
+            self._require((), last)
+            spans["selection"] = list(range(first, last + 1))
+        shown = {name: ("shown", [head[place] for head in heads]) for place, name in enumerate(("layer", "head"))}
+        coords = {**shown, "key": np.arange(self.count), "token": np.arange(self.count), "span": list(spans)}
+        logits, weights, masses = [], [], []
+        for layer, head in heads:
+            logit, weight = row_of(self._passes.inputs(edits, layer, self.check), head, token)
+            logits.append(logit)
+            weights.append(weight)
+            masses.append([float(np.nansum(weight[places])) for places in spans.values()])
+        rows = np.stack([position.sel(layer=layer, head=head).values for layer, head in heads])
+        expected = next_token_logits(self._passes.model, passed.recording.last_hidden[0, [token]])[0].double().log_softmax(-1)
+        largest, ids = expected.topk(min(count, len(expected)))
+        log_probability, logit_difference, score = self._readings(passed)
+        seen = xr.Dataset(
+            {
+                "position": described(xr.DataArray(rows, dims=("shown", "token")), "position of each token", "positions"),
+                "logit": described(xr.DataArray(np.stack(logits), dims=("shown", "key")), "logit of each key", "logits"),
+                "weight": described(xr.DataArray(np.stack(weights), dims=("shown", "key")), "attention to each key", "1"),
+                "span_mass": described(xr.DataArray(masses, dims=("shown", "span")), "attention to each span", "1"),
+                "probability": described(xr.DataArray(largest.exp().cpu().numpy(), dims="rank"), "of the next token", "1"),
+                "next_token": described(xr.DataArray(ids.cpu().numpy(), dims="rank"), "likeliest next tokens", "1"),
+                "log_probability": described(xr.DataArray(log_probability), "log-probability of the answer", "nat"),
+                "logit_difference": described(xr.DataArray(logit_difference), "the answer's logit less the next one's", "logit"),
+                "score": described(xr.DataArray(score), self.scoring.metric, self.scoring.units),
+            },
+            coords,
+        )
+        return describe_predictions(seen, self.prompt, tokenizer_of(self.bridge))
+
+    @torch.no_grad()
+    def _readings(self, passed: Pass) -> np.ndarray:
+        """Log-probability, logit difference and score of the answer."""
+        batch = Batch(self._passes.model, self.scoring, [self.prompt])
+        return batch.readings(logits_at(self._passes.model, passed.recording.last_hidden, batch.question))[:, 0]
+
+    def _mirror(self, position: np.ndarray) -> float:
+        if not np.isfinite(position).all():
+            return np.nan
+        return mirror_score(mirror(position, self.prompt.tokens, self.prompt.attributes["source"], sorted(self.prompt.generated)))
+
+    def _require(self, heads: Sequence[Head], token: int) -> None:
+        """Raise InputError for a token or a head that there is not."""
+        if not 0 <= token < self.count:
+            raise InputError(f"token {token} was chosen; the prompt's tokens are 0 to {self.count - 1}")
+        known = {attention.layer_idx: attention.heads for attention in attentions(self.bridge)}
+        for layer, head in heads:
+            if not 0 <= head < known.get(layer, 0):
+                raise InputError(
+                    f"layer {layer}, head {head} was chosen; layers are {listed(list(known))}, heads {max(known.values())}"
+                )
+
+
+def row_of(inputs: AttentionInputs, head: int, token: int) -> tuple[np.ndarray, np.ndarray]:
+    """Logits and attention of one row of one head [key]; NaN for keys that it does not see."""
+    rows = torch.tensor([token], device=inputs.queries.device)
+    logits = inputs.logits(rows)
+    seen = inputs.visible(rows)[0, 0]
+
+    def plain(values: Tensor) -> np.ndarray:
+        return values[0, head, 0].masked_fill(~seen, torch.nan).float().cpu().numpy()
+
+    return plain(logits), plain(weights_of(logits, inputs.sinks))
+
+
+_WEIGHT = """\
+        "weight": {
+            (layer, head): ri.attention_pattern(bridge, tokens[0], layer, head).sel(query=token) for layer, head in heads
+        },
+"""
+_CELL = '''\
+import torch
+import repo_interp as ri
+from contextlib import ExitStack
+
+bridge = ri.load({name!r})
+tokens = torch.tensor([{tokens}])
+answer, token, heads = list({answer}), {token}, {heads}
+
+
+def measured():
+    """The answer's log-probability, the likeliest next tokens, and positions and attention of the chosen heads."""
+    with torch.no_grad():
+        expected = bridge(tokens)[0].double().log_softmax(-1)
+    positions = ri.interventions.positions_of(bridge, tokens)
+    rows = {{layer: z[0].repeat_interleave(bridge.cfg.n_heads // z.shape[1], 0) for layer, z in positions.items()}}
+    return {{
+        "log_probability": float(expected[[place - 1 for place in answer], tokens[0, answer]].mean()),
+        "next": expected[token].exp().topk({count}),
+        "position": {{(layer, head): rows[layer][head] for layer, head in heads if layer in rows}},
+{weight}        "continuation": bridge.original_model.generate(tokens[:, :{start}], max_new_tokens={most}, do_sample=False)[0, {start}:],
+    }}
+
+
+clean = measured()
+with ExitStack() as edits:
+{edits}
+    changed = measured()
+print(clean["log_probability"], "->", changed["log_probability"])
+'''

@@ -1,0 +1,206 @@
+"""Sessions of the explorer: their numbers are those of the library, no hook stays attached, edits that do not fit are refused."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import numpy as np
+import pytest
+from hooks import hooks_of
+from places import OFFICIAL
+
+import repo_interp as ri
+from repo_interp.analysis.trained_task import trained_task
+from repo_interp.errors import InputError
+from repo_interp.explorer import Edit, Session
+from repo_interp.models.reposition import attentions
+from repo_interp.records import modelled
+from repo_interp.shipped import zoo_path
+
+GROUPED = OFFICIAL / "rope_none"
+TOKENS = [3 + (7 * place) % 50 for place in range(24)]
+EDITS = {
+    "linearised": {"layer": 2},
+    "frozen": {"heads": [[1, 0], [2, 3]], "span": "words", "value": 4.5},
+    "copied": {"heads": [[2, 1]], "tokens": [6, 7, 8], "source": 3},
+    "permuted": {"layer": 2, "span": "words", "seed": 3},
+    "scaled": {"layer": 1, "value": 0.5},
+    "shifted": {"heads": [[0, 0]], "tokens": [5], "value": -2.0},
+}
+
+
+@pytest.fixture(scope="module")
+def bridge():
+    return ri.load("reversal/repo")
+
+
+@pytest.fixture(scope="module")
+def prompt():
+    return trained_task(zoo_path("reversal/repo")).prompts(1, test_set="12")[0]
+
+
+@pytest.fixture(scope="module")
+def grouped():
+    """Fewer key-value heads than heads, positions are the token index."""
+    return ri.load(GROUPED)
+
+
+def edit(kind, **further):
+    return modelled({"kind": kind, **(further or EDITS[kind])}, Edit)
+
+
+def executed(session, heads, token):
+    names = {}
+    code = session.as_python(heads, token)
+    exec(code.replace("print(", "(lambda *words: None)("), names)
+    return names
+
+
+def assert_same(seen, measured, heads):
+    assert float(seen["log_probability"]) == pytest.approx(measured["log_probability"], abs=1e-6)
+    assert seen["next_token"].values.tolist() == measured["next"].indices.tolist()
+    np.testing.assert_allclose(seen["probability"], measured["next"].values, atol=1e-7)
+    for number, head in enumerate(heads):
+        np.testing.assert_allclose(seen["weight"][number], measured["weight"][head], atol=1e-6)
+        np.testing.assert_allclose(seen["position"][number], measured["position"][head], atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", EDITS)
+def test_the_cell_gives_the_same_numbers_and_the_same_continuation(bridge, prompt, kind):
+    heads = [(2, 0), (1, 3)]
+    session = Session(bridge, prompt, [edit(kind), Edit(kind="linearised", layer=0, on=False)], name="reversal/repo")
+    seen, names = session.changed(heads, 17), executed(session, heads, 17)
+    for state in ("clean", "changed"):
+        assert_same(seen.sel(state=state), names[state], heads)
+    assert list(session.continuation()) == names["changed"]["continuation"].tolist()
+    assert list(session.continuation(edited=False)) == names["clean"]["continuation"].tolist()
+    assert seen["curve"].values.tolist() == seen["log_probability"].values.tolist()  # one edit is on
+
+
+def test_the_cell_of_heads_that_share_keys_and_of_edits_together(grouped):
+    heads = [(0, 1), (1, 3)]
+    edits = [edit("scaled", heads=heads[:1], value=0.25), edit("copied", layer=1, source=2)]
+    session = Session(grouped, TOKENS, edits, answer=(20, 21), name=str(GROUPED))
+    seen, names = session.changed(heads, 19), executed(session, heads, 19)
+    for state in ("clean", "changed"):
+        assert_same(seen.sel(state=state), names[state], heads)
+    alone = Session(grouped, TOKENS, edits[:1], answer=(20, 21)).changed(heads, 19)
+    np.testing.assert_array_equal(seen["curve"][:2], alone["curve"])
+    assert len(seen["curve"]) == 3
+
+
+def test_scores_of_heads_and_rows_are_those_of_analyze(bridge, prompt):
+    run = ri.analyze(bridge, [prompt], measures=("positions", "attention_mass", "attention_rows", "predictions"))
+    session = Session(bridge, prompt)
+    scores = session.heads()["head_score"]
+    np.testing.assert_array_equal(scores.sel(score="position range"), run["positions"]["position_range"].isel(prompt=0))
+    np.testing.assert_array_equal(
+        scores.sel(score="attention to words"), run["attention_mass"]["mass"].sel(span="words").isel(prompt=0)
+    )
+    assert int(scores.sel(score="mirror").max("head").argmax("layer")) == 2
+    rows, seen = run["attention_rows"].sel(layer=2, head=1, query=20), session.look([(2, 1)], 20, selection=(5, 3))
+    order = rows["key"].values[rows["key"].values >= 0]
+    np.testing.assert_allclose(seen["weight"][0, order], rows["weight"][: len(order)], atol=1e-6)
+    assert float(seen["span_mass"].sel(span="selection")[0]) == pytest.approx(float(seen["weight"][0, 3:6].sum()))
+    expected = run["predictions"].sel(token=20)
+    assert seen["next_text"].values[:8].tolist() == expected["next_text"].values.tolist()
+
+
+@pytest.fixture
+def attended(bridge):
+    """The layers that have attended, in order."""
+    layers = []
+    handles = [
+        attention.sites.attended.register_forward_hook(lambda *_, layer=attention.layer_idx: layers.append(layer))
+        for attention in attentions(bridge)
+    ]
+    yield layers
+    for handle in handles:
+        handle.remove()
+
+
+def test_an_edit_costs_the_layers_from_its_own_on_and_is_not_computed_again(bridge, prompt, attended):
+    session = Session(bridge, prompt, [edit("linearised")])
+    session.look([(2, 0)], 17)
+    assert attended == [0, 1, 2, 3]  # and of the chosen layer nothing but what it attends with
+    attended.clear()
+    session.changed([(2, 0)], 17)
+    assert attended == [2, 3]
+    attended.clear()
+    session.changed([(2, 1), (2, 3)], 20, selection=(5, 9))
+    Session(bridge, prompt, [edit("linearised")], passes=session.passes).changed([(2, 0)], 17)
+    assert attended == []
+
+
+def test_no_hook_stays_between_answers_between_tokens_and_after_a_stop(bridge, prompt):
+    before = hooks_of(bridge)
+    session = Session(bridge, prompt, [edit("permuted"), edit("frozen")])
+    session.changed([(2, 0)], 17)
+    assert hooks_of(bridge) == before
+    for _ in islice(session.continuation(), 3):
+        assert hooks_of(bridge) == before
+    calls = []
+
+    def stop():
+        calls.append(1)
+        if len(calls) > 2:
+            raise KeyboardInterrupt
+
+    stopped = Session(bridge, prompt, [edit("scaled")], check=stop)
+    with pytest.raises(KeyboardInterrupt):
+        stopped.changed([(2, 0)], 17)
+    assert hooks_of(bridge) == before
+
+
+def test_two_sessions_on_one_bridge_do_not_disturb_each_other(bridge, prompt):
+    one, other = Session(bridge, prompt, [edit("linearised")]), Session(bridge, prompt, [edit("frozen", layer=2)])
+    alone = [list(session.continuation()) for session in (one, other)]
+    together = zip(one.continuation(), other.continuation(), strict=True)
+    assert [list(tokens) for tokens in zip(*together, strict=True)] == alone
+    assert alone[0] != alone[1]
+    assert list(one.continuation(edited=False)) == [prompt.tokens[place] for place in prompt.generated]
+
+
+def test_the_layer_that_mirrors_is_suggested_first(bridge, prompt):
+    told = []
+    (first, effect), *others = Session(bridge, prompt).suggest(lambda done, total: told.append((done, total)))
+    assert first == Edit(kind="linearised", layer=2) and first.sentence() == "layer 2: the token index"
+    changed = Session(bridge, prompt, [first]).changed([(2, 0)], 17)["curve"]
+    assert effect == pytest.approx(float(changed[1] - changed[0]), abs=1e-6)
+    assert len(others) <= 4 and all(effect <= other <= 0 for _, other in others) and told[-1][0] == told[-1][1]
+
+
+REFUSED = {
+    "a kind that is none": ({"kind": "moved", "layer": 0}, "wanted"),
+    "code": ({"kind": "linearised", "layer": 0, "file": "/etc/passwd"}, "unknown key"),
+    "no head": ({"kind": "linearised"}, "heads as"),
+    "heads and a layer": ({"kind": "linearised", "layer": 0, "heads": [[0, 0]]}, "heads as"),
+    "tokens and a span": ({"kind": "linearised", "layer": 0, "tokens": [1], "span": "words"}, "tokens or a span"),
+    "a factor that is none": ({"kind": "scaled", "layer": 0}, "scaled needs value"),
+    "a seed too many": ({"kind": "frozen", "layer": 0, "seed": 1}, "frozen takes value"),
+    "no number": ({"kind": "frozen", "layer": 0, "value": float("nan")}, "finite"),
+    "a text": ({"kind": "linearised", "layer": "0"}, "whole number"),
+    "a layer that is not there": ({"kind": "linearised", "layer": 9}, "layer 9"),
+    "a head that is not there": ({"kind": "linearised", "heads": [[0, 9]]}, "head 9"),
+    "a token that is not there": ({"kind": "linearised", "layer": 0, "tokens": [99]}, "token 99"),
+    "a source that is not there": ({"kind": "copied", "layer": 0, "source": 99}, "token 99"),
+    "a span that is not there": ({"kind": "linearised", "layer": 0, "span": "needle"}, "'needle'"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_edits_that_do_not_fit_are_refused_in_one_line(bridge, prompt, case):
+    given, said = REFUSED[case]
+    before = hooks_of(bridge)
+    with pytest.raises(InputError, match=said):
+        Session(bridge, prompt, [modelled(given, Edit)])
+    assert hooks_of(bridge) == before
+
+
+def test_a_layer_that_rotates_nothing_is_refused_and_shown_without_positions():
+    bridge = ri.load(OFFICIAL / "nope")
+    layer = ri.layout(bridge).index("nope")
+    with pytest.raises(InputError, match="rotates nothing"):
+        Session(bridge, TOKENS, [Edit(kind="frozen", layer=layer)])
+    seen = Session(bridge, TOKENS).look([(layer, 0)], 5)
+    assert np.isnan(seen["position"]).all() and np.isfinite(seen["weight"][0, :6]).all()
