@@ -74,7 +74,9 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "copying": "repo_interp.tasks.copying:SIZES",
         "random_tokens": "repo_interp.tasks.random_tokens:SIZES",
     },
-    COMMANDS: {name: f"repo_interp.cli.{name}" for name in ("analyze", "inspect", "verify", "fetch", "score", "compare")},
+    COMMANDS: {
+        name: f"repo_interp.cli.{name}" for name in ("analyze", "explore", "inspect", "verify", "fetch", "score", "compare")
+    },
 }
 """By group, names and objects of ours; views stand in the order of the page."""
 

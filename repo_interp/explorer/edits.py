@@ -36,13 +36,13 @@ MOST_HEADS = 4096
 """Heads of one edit."""
 
 
-def _as_tuple(value: Any) -> Any:
+def as_tuple(value: Any) -> Any:
     """Lists of JSON as tuples, at every level."""
-    return tuple(map(_as_tuple, value)) if isinstance(value, list | tuple) else value
+    return tuple(map(as_tuple, value)) if isinstance(value, list | tuple) else value
 
 
-Heads = Annotated[tuple[tuple[Index, Index], ...], Len(0, MOST_HEADS), BeforeValidator(_as_tuple)]
-Tokens = Annotated[tuple[Index, ...], Len(0, 1 << 16), BeforeValidator(_as_tuple)]
+Heads = Annotated[tuple[tuple[Index, Index], ...], Len(0, MOST_HEADS), BeforeValidator(as_tuple)]
+Tokens = Annotated[tuple[Index, ...], Len(0, 1 << 16), BeforeValidator(as_tuple)]
 
 
 class Edit(BaseModel):

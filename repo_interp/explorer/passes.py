@@ -35,6 +35,8 @@ from repo_interp.tasks import Prompt
 
 MOST = 6
 """Passes that are kept, and layers whose inputs are."""
+BUDGET = 1 << 30
+"""Bytes of hidden states that are kept, beyond those of the pass without edits and of one with some."""
 Kept = TypeVar("Kept")
 Edits = tuple[Edit, ...]
 
@@ -65,6 +67,9 @@ class Passes:
         self.model, self.prompt = model_of(bridge), prompt
         (self.batch,) = make_batches([prompt], 1, next(bridge.parameters()).device)
         self.measures = [Positions(), *([AttentionMass()] if prompt.generated else [])]
+        width = model_of(bridge).get_input_embeddings().weight.shape[1]
+        size = 4 * len(prompt.tokens) * width * (1 + len(blocks(self.model)))
+        self._most = min(MOST, 2 + BUDGET // size)
         self._kept: OrderedDict[Any, Pass] = OrderedDict()
         self._inputs: OrderedDict[Any, AttentionInputs] = OrderedDict()
 
@@ -75,11 +80,11 @@ class Passes:
 
     def of(self, edits: Edits, check: Callable[[], None]) -> Pass:
         """The pass under `edits`. `check` is called before each layer; what it raises ends the pass."""
-        return _kept(self._kept, edits, lambda: self._passed(edits, check))
+        return _kept(self._kept, edits, lambda: self._passed(edits, check), self._most)
 
     def inputs(self, edits: Edits, layer: int, check: Callable[[], None]) -> AttentionInputs:
         """What `layer` attends with under `edits`."""
-        return _kept(self._inputs, (edits, layer), lambda: self._looked(edits, layer, check))
+        return _kept(self._inputs, (edits, layer), lambda: self._looked(edits, layer, check), MOST)
 
     @torch.no_grad()
     def _passed(self, edits: Edits, check: Callable[[], None]) -> Pass:
@@ -140,11 +145,11 @@ class Passes:
         return layer if layer_count(self.model) == len(blocks(self.model)) else 0
 
 
-def _kept(kept: OrderedDict[Any, Kept], key: Any, compute: Callable[[], Kept]) -> Kept:
+def _kept(kept: OrderedDict[Any, Kept], key: Any, compute: Callable[[], Kept], most: int) -> Kept:
     """The value of `key`, from `kept` or computed; the one that was not used for longest goes."""
     value = kept.pop(key) if key in kept else compute()
     kept[key] = value
-    while len(kept) > MOST:
+    while len(kept) > most:
         first = next(each for each in kept if each not in ((), key))
         del kept[first]
     return value

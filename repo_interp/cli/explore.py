@@ -1,0 +1,126 @@
+"""`repo-interp explore [CHECKPOINT | RUN]`: change positions in a page of the browser and see what follows."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from repo_interp.cli.checkpoint import DEFAULT, find
+from repo_interp.cli.options import add_device, placed
+from repo_interp.errors import InputError
+
+SUMMARY = (
+    "Explore a checkpoint in the browser: change positions of tokens, and see attention, the answer and the continuation follow."
+)
+PORT = 8947
+"""Where the page is by default; another where this one is taken."""
+PROMPTS = 8
+"""Prompts of the task that a checkpoint was trained on."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "what",
+        metavar="CHECKPOINT | RUN",
+        nargs="?",
+        default=DEFAULT,
+        help="a directory, a hub id, a GGUF file, or the name of a zoo checkpoint; or a run.nc or its directory, whose prompts and atlas "
+        f"are shown (default: {DEFAULT})",
+    )
+    parser.add_argument(
+        "--checkpoint", metavar="CHECKPOINT", help="of a RUN: where its checkpoint is, if not where its name says"
+    )
+    parser.add_argument(
+        "--prompts", metavar="FILE", help="prompts.jsonl, or plain text (default: prompts of the task it was trained on)"
+    )
+    parser.add_argument("--port", type=_port, metavar="N", help=f"port on this machine (default: {PORT}, or one that is free)")
+    parser.add_argument("--no-browser", action="store_true", help="print the address and open no browser")
+    add_device(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Load, print the address, and answer until interrupted."""
+    from importlib.util import find_spec
+
+    if missing := [name for name in ("starlette", "uvicorn") if find_spec(name) is None]:
+        raise InputError(f"{missing[0]} is not installed, and explore needs it; pip install 'repo-interp[explore]'")
+    import threading
+    import webbrowser
+
+    from repo_interp.cli.console import Console, bold
+    from repo_interp.explorer.server import HOST, kept_token, listening, serve
+
+    place = _listening(listening, arguments.port)
+    with place:
+        console = Console()
+        console.print(f"loading {arguments.what}", highlight=False)
+        explored, token = _explored(arguments), kept_token()
+        address = f"http://{HOST}:{place.getsockname()[1]}/{token}/"
+        console.print(bold(address, "  the explorer, for this machine alone; Ctrl-C ends it"), highlight=False, soft_wrap=True)
+        if not arguments.no_browser:
+            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+        serve(explored, token, place)
+    return 0
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 65_535:
+        raise argparse.ArgumentTypeError(f"wanted a port from 1 to 65535, not {text[:80]!r}")
+    return int(text)
+
+
+def _listening(listening: Any, port: int | None) -> Any:
+    if port is not None:
+        return listening(port)
+    try:
+        return listening(PORT)
+    except InputError:
+        return listening(None)
+
+
+def _explored(arguments: argparse.Namespace) -> Any:
+    """What is explored. Raises InputError where the checkpoint, the run or the prompts cannot be read, or do not belong together."""
+    from repo_interp.explorer.messages import Explored, prompts_of
+    from repo_interp.models.load import load
+    from repo_interp.models.provenance import loaded_from
+    from repo_interp.run import read_run
+    from repo_interp.tasks.prompt.jsonl import read_prompts
+
+    given = Path(arguments.what)
+    is_run = given.suffix == ".nc" or (given / "run.nc").is_file()
+    measured = read_run(given) if is_run else None
+    if measured is None and arguments.checkpoint is not None:
+        raise InputError(f"--checkpoint is of a run, and {arguments.what} is a checkpoint; leave it out")
+    named = arguments.checkpoint or (arguments.what if measured is None else str(measured.attrs.get("checkpoint", "")))
+    path = find(named)
+    if measured is not None and arguments.checkpoint is None and not Path(path).exists():
+        raise InputError(
+            f"the run was measured on {named or 'a model made in memory'}, which is not here; name it with --checkpoint"
+        )
+    bridge = load(path, **placed(arguments))
+    origin = loaded_from(bridge)
+    if measured is not None and origin is not None and measured.attrs.get("checkpoint_digest") not in (None, origin.digest):
+        raise InputError(
+            f"{named} has other weights than the checkpoint that the run was measured on; name that one with --checkpoint"
+        )
+    if arguments.prompts is not None:
+        prompts = read_prompts(arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.cfg.d_vocab)
+    else:
+        prompts = _own_prompts(bridge, path) if measured is None else prompts_of(measured)
+    return Explored(bridge, prompts, named, measured)
+
+
+def _own_prompts(bridge: Any, path: str) -> list[Any]:
+    """Prompts of the task that the checkpoint was trained on; else one text of the standard library."""
+    from repo_interp.analysis.trained_task import trained_task
+    from repo_interp.models.provenance import length_trained
+    from repo_interp.tasks import Prompt
+    from repo_interp.tasks.short_text import TOKENS, short_text
+
+    task = trained_task(path)
+    if task is not None:
+        return task.prompts(PROMPTS)
+    length = min(TOKENS, length_trained(bridge))
+    return [Prompt(tuple(range(length)))] if bridge.tokenizer is None else [short_text(bridge.tokenizer, length)]

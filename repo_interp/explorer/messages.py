@@ -1,0 +1,284 @@
+"""What a page may ask, held to types and ranges, and the answers as JSON: the same over HTTP and in a notebook.
+
+    {"ask": "open"}                                   the model, its heads, how many prompts there are, the atlas of a run
+    {"ask": "prompt", "prompt": 0}                    tokens, spans, the map of heads, and which head and token to begin with
+    {"ask": "view", "heads": [[2, 0]], "token": 17, "edits": [...], ...}     `Session.look`, or with edits that are on `Session.changed`
+    {"ask": "continue", ...}  {"ask": "suggest", ...}                        events, one after the other
+    {"ask": "python", ...}  {"ask": "csv", ...}  {"ask": "netcdf", ...}      the cell, and the numbers of the view as files
+
+A prompt is a number of those that were given, or a text. A message names no file and holds no code; what does not fit is an InputError.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import xarray as xr
+from annotated_types import Interval, Len
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+from torch import nn
+
+from repo_interp.analysis.atlas import atlas
+from repo_interp.analysis.coercion import as_prompts
+from repo_interp.analysis.room import require_memory_for_pass
+from repo_interp.errors import InputError
+from repo_interp.explorer.edits import Edit, Index, as_tuple
+from repo_interp.explorer.passes import Passes
+from repo_interp.explorer.session import NEXT, Session
+from repo_interp.models.bridge import tokenizer_of
+from repo_interp.models.interventions.replacing import heads_with_positions
+from repo_interp.models.reposition import attentions, layout
+from repo_interp.plots.marks.arrays import ranked_heads
+from repo_interp.plots.marks.drawing import contiguous
+from repo_interp.plots.marks.heads import HeadMap
+from repo_interp.plots.marks.reading import described_prompts, ordered_spans, prompt_tokens
+from repo_interp.plots.style import scheme_colour, scheme_name, span_colours
+from repo_interp.records import modelled
+from repo_interp.run import require_run
+from repo_interp.tasks import Prompt
+from repo_interp.tasks.prompt import GENERATED, REST
+
+MOST_TOKENS = 8192
+"""Tokens of a prompt."""
+MOST_TEXT = 1 << 20
+"""Characters of a text."""
+MOST_EDITS, MOST_SHOWN = 64, 6
+PROMPTS = 2
+"""Prompts whose passes are kept."""
+COLUMNS = ("name", "mirror", "retrieval", "induction", "previous_token", "sink", "position_range")
+"""Columns of the atlas that a page shows, as far as the run has them."""
+
+
+class Asked(BaseModel):
+    """A message: what is asked, and the whole state of the page that it is asked in."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+    ask: Literal["open", "prompt", "view", "continue", "suggest", "python", "csv", "netcdf"]
+    tab: Annotated[str, Len(0, 64)] = ""
+    """Which page asks: its newer view ends its older one."""
+    prompt: Index = 0
+    text: Annotated[str, Len(0, MOST_TEXT)] | None = None
+    """Read in place of a numbered prompt."""
+    heads: Annotated[tuple[tuple[Index, Index], ...], Len(0, MOST_SHOWN), BeforeValidator(as_tuple)] = ()
+    token: Index = 0
+    selection: Annotated[tuple[Index, Index], BeforeValidator(as_tuple)] | None = None
+    """The first and the last of the tokens that are selected."""
+    answer: Annotated[tuple[Index, ...], Len(0, MOST_TOKENS), BeforeValidator(as_tuple)] = ()
+    edits: Annotated[tuple[Edit, ...], Len(0, MOST_EDITS), BeforeValidator(as_tuple)] = ()
+    count: Annotated[int, Interval(ge=1, le=100)] = NEXT
+    """Likeliest next tokens."""
+
+
+class Explored:
+    """A bridge and its prompts, as a page explores them. One answer is made at a time; whoever calls sees to that."""
+
+    def __init__(self, bridge: nn.Module, prompts: Any, name: str = "", run: xr.DataTree | None = None) -> None:
+        """`name`: what `ri.load` is given; `run`: whose atlas is shown."""
+        self.bridge, self.name = bridge, name
+        self.prompts = as_prompts(prompts, bridge)
+        if not self.prompts:
+            raise InputError("there are no prompts to explore; give one, or a text")
+        self.run = run
+        self._passes: OrderedDict[Any, tuple[Prompt, Passes]] = OrderedDict()
+
+    def answer(self, asked: Asked, check: Callable[[], None] = lambda: None) -> dict[str, Any]:
+        """The answer to a message that has one. Raises InputError for what does not fit the model or the prompt."""
+        answers = {"open": self._open, "prompt": self._prompt, "view": self._view, "python": self._python}
+        if asked.ask in ("csv", "netcdf"):
+            return self._file(asked, check)
+        if asked.ask not in answers:
+            raise InputError(f"{asked.ask} is answered by events; read them one by one")
+        return answers[asked.ask](asked, check)
+
+    def events(self, asked: Asked, check: Callable[[], None] = lambda: None) -> Iterator[dict[str, Any]]:
+        """The events of "continue" and "suggest"."""
+        session = self.session(asked, check)
+        if asked.ask == "suggest":
+            suggested = session.suggest()
+            yield {
+                "suggested": [
+                    {"edit": edit.model_dump(mode="json", exclude_defaults=True), "sentence": edit.sentence(), "effect": effect}
+                    for edit, effect in suggested
+                ]
+            }
+            return
+        streams = {"clean": session.continuation(edited=False), "changed": session.continuation()}
+        given = [session.prompt.tokens[place] for place in range(session.start, session.count)]
+        for number in range(len(given) or 32):
+            for state in ("clean", "changed") if session.active else ("clean",):
+                if (token := next(streams[state], None)) is not None:
+                    right = token == given[number] if given else None
+                    yield {"state": state, "token": token, "text": self._text(session.prompt, token), "right": right}
+
+    def session(self, asked: Asked, check: Callable[[], None] = lambda: None) -> Session:
+        """The session that `asked` describes, with the passes of earlier ones over the same prompt."""
+        key = asked.prompt if asked.text is None else asked.text
+        if key not in self._passes:
+            prompt = self._read(asked)
+            self._passes[key] = prompt, Passes(self.bridge, prompt)
+        self._passes.move_to_end(key)
+        while len(self._passes) > PROMPTS:
+            self._passes.popitem(last=False)
+        prompt, passes = self._passes[key]
+        return Session(self.bridge, prompt, asked.edits, asked.answer, self.name, passes, check)
+
+    def _read(self, asked: Asked) -> Prompt:
+        if asked.text is None:
+            if asked.prompt >= len(self.prompts):
+                raise InputError(f"there is no prompt {asked.prompt}; prompts are 0 to {len(self.prompts) - 1}")
+            prompt = self.prompts[asked.prompt]
+        else:
+            if tokenizer_of(self.bridge) is None:
+                raise InputError("this checkpoint has no tokenizer, so it reads no text; choose a numbered prompt")
+            (prompt,) = as_prompts(asked.text, self.bridge)
+        if len(prompt.tokens) > MOST_TOKENS:
+            raise InputError(
+                f"the prompt has {len(prompt.tokens):,} tokens; the explorer shows up to {MOST_TOKENS:,}: give a part of it"
+            )
+        require_memory_for_pass(self.bridge, len(prompt.tokens), 1)
+        return prompt
+
+    def _open(self, asked: Asked, check: Callable[[], None]) -> dict[str, Any]:
+        table = None
+        if self.run is not None and "atlas" in self.run.children:
+            frame = atlas(self.run)
+            frame = frame[["layer", "head", *(name for name in COLUMNS if name in frame)]]
+            table = {
+                "columns": list(frame.columns),
+                "rows": [[_plain(cell) for cell in row] for row in frame.itertuples(index=False)],
+            }
+        schemes = layout(self.bridge)
+        return {
+            "checkpoint": self.name,
+            "layers": [
+                {
+                    "layer": each.layer_idx,
+                    "name": scheme_name(schemes[each.layer_idx]),
+                    "colour": scheme_colour(schemes[each.layer_idx]),
+                    "heads": each.heads,
+                }
+                for each in attentions(self.bridge)
+            ],
+            "movable": sorted({layer for layer, _ in heads_with_positions(self.bridge)}),
+            "prompts": [len(prompt.tokens) for prompt in self.prompts],
+            "reads_text": tokenizer_of(self.bridge) is not None,
+            "atlas": table,
+        }
+
+    def _prompt(self, asked: Asked, check: Callable[[], None]) -> dict[str, Any]:
+        session = self.session(asked, check)
+        prompt, heads = session.prompt, session.heads()
+        spans = prompt.all_spans()
+        names = [name for name in ordered_spans(spans) if name != REST]
+        colours = span_colours(names)
+        scores = heads["head_score"]
+        named = [f"attention to {name}" for name in names if name != GENERATED]
+        first = next((name for name in ("mirror", *named, "position range") if name in scores["score"].values), "position range")
+        ranked = ranked_heads(scores.sel(score=first, drop=True)) or [
+            (attention.layer_idx, 0) for attention in attentions(self.bridge)
+        ]
+        texts = [self._text(prompt, token) for token in prompt.tokens] if prompt.token_text is None else list(prompt.token_text)
+        return {
+            "tokens": texts,
+            "joint": "" if any(character.isspace() for text in texts for character in text) else " ",
+            "spans": {
+                name: {"at": [list(map(int, each)) for each in contiguous(spans[name])], "colour": colours[name]}
+                for name in names
+            },
+            "answer": list(session.scoring.targets(prompt)) if prompt.generated else [],
+            "start": session.start,
+            "token": max(0, session.start - 1),
+            "head": list(map(int, ranked[0])),
+            "score": first,
+            "heads": _map(heads),
+        }
+
+    def _view(self, asked: Asked, check: Callable[[], None]) -> dict[str, Any]:
+        session = self.session(asked, check)
+        seen = self._seen(asked, session)
+        numbers = {
+            name: {"dims": list(map(str, each.dims)), "values": _plain(each.values)} for name, each in seen.data_vars.items()
+        }
+        numbers["span"] = {"dims": ["span"], "values": [str(name) for name in seen["span"].values]}
+        return {
+            "numbers": numbers,
+            "sentences": [edit.sentence() for edit in session.edits],
+            "heads": _map(session.heads(edited=True)) if session.active else None,
+        }
+
+    def _seen(self, asked: Asked, session: Session) -> xr.Dataset:
+        if not asked.heads:
+            raise InputError("no head is chosen; choose one in the map")
+        call = session.changed if session.active else session.look
+        return call(asked.heads, asked.token, asked.selection, asked.count)
+
+    def _python(self, asked: Asked, check: Callable[[], None]) -> dict[str, Any]:
+        return {"python": self.session(asked, check).as_python(asked.heads, asked.token, asked.count)}
+
+    def _file(self, asked: Asked, check: Callable[[], None]) -> dict[str, Any]:
+        """The numbers of the view as a file: netCDF with the cell that repeats them, or one row per state, head and token as CSV."""
+        session = self.session(asked, check)
+        seen = self._seen(asked, session)
+        if asked.ask == "csv":
+            table = seen[["position", "weight", "logit"]].rename(key="token_of_key")
+            rows = xr.merge(
+                [table["position"], *(table[name].rename(token_of_key="token") for name in ("weight", "logit"))],
+                compat="override",
+            )
+            content = rows.to_dataframe().reset_index().to_csv(index=False, lineterminator="\n").encode()
+        else:
+            attributes = {"python": session.as_python(asked.heads, asked.token, asked.count), "token": asked.token}
+            attributes["edits"] = [edit.sentence() for edit in session.active] or "none"
+            content = bytes(seen.assign_attrs(attributes).to_netcdf(engine="h5netcdf"))
+        return {"name": f"explored.{'csv' if asked.ask == 'csv' else 'nc'}", "base64": base64.b64encode(content).decode()}
+
+    def _text(self, prompt: Prompt, token: int) -> str:
+        if prompt.token_text is not None and token in prompt.tokens:
+            return prompt.token_text[prompt.tokens.index(token)]
+        tokenizer = tokenizer_of(self.bridge)
+        return f"⟨{token}⟩" if tokenizer is None else str(tokenizer.decode([token]))
+
+
+def message(value: Any) -> Asked:
+    """`value`, as JSON gives it, as a message. Raises InputError for what is none."""
+    return modelled(value, Asked, "the request")
+
+
+def prompts_of(run: xr.DataTree) -> list[Prompt]:
+    """The prompts that a run describes. Raises InputError where it describes none."""
+    require_run(run)
+    group = described_prompts(run)
+    if group is None or "token_id" not in group:
+        raise InputError("this run does not hold its prompts; analyse again with the measure positions or attention_rows")
+    prompts = []
+    for number in map(int, group["prompt"].values):
+        told = prompt_tokens(group, number)
+        ids = group["token_id"].sel(prompt=number).values[: told.count].tolist()
+        spans = {name: tuple(places) for name, places in told.spans.items() if name not in (REST, GENERATED)}
+        texts = told.texts if told.texts_are == "text" else None
+        prompts.append(Prompt(tuple(ids), spans, tuple(told.spans.get(GENERATED, ())), token_text=texts))
+    return prompts
+
+
+def _map(heads: xr.Dataset) -> dict[str, Any]:
+    """Scores with their colours, by name, and outlines [layer, head, point]."""
+    scores = {str(name): HeadMap(heads["head_score"].sel(score=name, drop=True)).data() for name in heads["score"].values}
+    kept = ("values", "colours", "scale", "ends")
+    return {
+        "scores": {name: {key: data[key] for key in kept} for name, data in scores.items()},
+        "outlines": _plain(heads["outline"].values),
+    }
+
+
+def _plain(values: Any) -> Any:
+    """Numbers and texts as JSON has them: None for NaN and infinities."""
+    if isinstance(values, np.ndarray) and values.dtype.kind == "f":
+        return np.where(np.isfinite(values), values.astype(float), None).tolist()
+    if isinstance(values, np.ndarray | np.generic):
+        return _plain(values.tolist())
+    return None if isinstance(values, float) and not np.isfinite(values) else values

@@ -1,0 +1,205 @@
+"""The explorer over HTTP, for this machine alone: a page, its modules, and answers to messages.
+
+    GET  /TOKEN/            the page                GET /TOKEN/page/NAME     one of its modules, by a name of a fixed list
+    POST /TOKEN/ask         an answer as JSON; or, for "continue" and "suggest", server-sent events
+
+Bound to 127.0.0.1. The address holds a secret token, Host must name this machine and Origin, where there is one, this server: another page
+in the same browser can neither read nor ask. No name that a page sends is a path. There is one model, so messages wait for each other; a
+newer view of a tab ends its older one between two layers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from repo_interp.errors import InputError, one_line
+from repo_interp.explorer.messages import Asked, Explored, message
+from repo_interp.models.stored import cache_directory
+from repo_interp.records import parsed
+
+HOST = "127.0.0.1"
+MOST_BYTES = 8 << 20
+"""Of a message."""
+_STREAMED = ("continue", "suggest")
+_TYPES = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8"}
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src data: blob:; "
+    "connect-src 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Explorer</title><link rel="icon" href="data:,"><link rel="stylesheet" href="page/explorer.css">
+<script src="page/plotly.js"></script><script type="module" src="page/sources.js"></script></head>
+<body data-explorer="http"><main id="explorer" class="explorer"><noscript>The explorer needs JavaScript.</noscript></main></body></html>
+"""
+
+
+class Superseded(Exception):
+    """A newer message of the same page has come."""
+
+
+@cache
+def assets() -> Mapping[str, bytes]:
+    """The files of the page by name: ours, and plotly.js from the plotly package."""
+    from plotly.offline import get_plotlyjs
+
+    own = (part for part in (files("repo_interp.explorer") / "page").iterdir() if part.name.endswith((".js", ".css")))
+    return {part.name: part.read_bytes() for part in own} | {"plotly.js": get_plotlyjs().encode()}
+
+
+class Turns:
+    """One answer at a time; of each page and kind the newest message alone."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._latest: dict[tuple[str, str], threading.Event] = {}
+
+    def begin(self, asked: Asked) -> Callable[[], None]:
+        """End what the page asked before of the same kind; return what raises Superseded once a newer message has come."""
+        ended, key = threading.Event(), (asked.tab, asked.ask)
+        older = self._latest.pop(key, None)
+        if older is not None and asked.ask in ("view", *_STREAMED):
+            older.set()
+        self._latest[key] = ended
+        while len(self._latest) > 256:
+            del self._latest[next(iter(self._latest))]
+
+        def check() -> None:
+            if ended.is_set():
+                raise Superseded
+
+        return check
+
+    async def take(self, work: Callable[[], Any], check: Callable[[], None]) -> Any:
+        """The result of `work`, in its turn."""
+        async with self._lock:
+            check()
+            return await run_in_threadpool(work)
+
+
+def application(explored: Explored, token: str, port: int) -> Starlette:
+    """The application that serves `explored` on `port` below the path /TOKEN/."""
+    names = {f"{name}:{port}" for name in (HOST, "localhost")}
+    origins, turns = {f"http://{name}" for name in names}, Turns()
+
+    def refusal(request: Request) -> Response | None:
+        if request.headers.get("host") not in names:
+            return _said(f"this server answers to {HOST}:{port} alone", 421)
+        if request.headers.get("origin", next(iter(origins))) not in origins:
+            return _said("another page asks; open the address that repo-interp explore printed", 403)
+        if not secrets.compare_digest(request.path_params["token"].encode(), token.encode()):
+            return _said("the address lacks the token; open the one that repo-interp explore printed", 403)
+        return None
+
+    async def page(request: Request) -> Response:
+        return refusal(request) or Response(_PAGE, headers=_HEADERS, media_type="text/html; charset=utf-8")
+
+    async def asset(request: Request) -> Response:
+        name = request.path_params["name"]
+        if (refused := refusal(request)) is not None:
+            return refused
+        if name not in assets():
+            return _said("there is no such file", 404)
+        return Response(assets()[name], headers=_HEADERS, media_type=_TYPES[name.rpartition(".")[2]])
+
+    async def ask(request: Request) -> Response:
+        if (refused := refusal(request)) is not None:
+            return refused
+        try:
+            asked = message(parsed((await _body(request)).decode(), "the request"))
+            check = turns.begin(asked)
+            if asked.ask in _STREAMED:
+                return StreamingResponse(events(asked, check), headers=_HEADERS, media_type="text/event-stream")
+            answer = await turns.take(lambda: explored.answer(asked, check), check)
+            return JSONResponse(answer, headers=_HEADERS)
+        except Superseded:
+            return _said("a newer message has come", 409)
+        except (InputError, UnicodeDecodeError) as error:
+            return _said(one_line(error), 422)
+
+    async def events(asked: Asked, check: Callable[[], None]) -> AsyncIterator[str]:
+        source = explored.events(asked, check)
+        with suppress(Superseded):
+            while True:
+                try:
+                    event = await turns.take(lambda: next(source, None), check)
+                except InputError as error:
+                    event = {"refused": str(error)}
+                    yield f"data: {json.dumps(event)}\n\n"
+                    return
+                yield f"data: {json.dumps(event if event is not None else {'done': True})}\n\n"
+                if event is None:
+                    return
+
+    paths = [("", page, "GET"), ("page/{name}", asset, "GET"), ("ask", ask, "POST")]
+    return Starlette(routes=[Route(f"/{{token}}/{path}", call, methods=[method]) for path, call, method in paths])
+
+
+async def _body(request: Request) -> bytes:
+    content = bytearray()
+    async for part in request.stream():
+        content += part
+        if len(content) > MOST_BYTES:
+            raise InputError(f"the request has more than {MOST_BYTES >> 20} MB; give a shorter text")
+    return bytes(content)
+
+
+def _said(line: str, status: int) -> Response:
+    return JSONResponse({"refused": line}, status, headers=_HEADERS)
+
+
+def listening(port: int | None) -> socket.socket:
+    """A socket of this machine at `port`; None: any that is free. Raises InputError where another program has it."""
+    place = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        place.bind((HOST, port or 0))
+    except OSError as error:
+        place.close()
+        raise InputError(f"port {port} cannot be used ({error.strerror}); give another with --port") from None
+    place.listen()
+    return place
+
+
+def serve(explored: Explored, token: str, place: socket.socket) -> None:
+    """Answer until the process is interrupted."""
+    app = application(explored, token, place.getsockname()[1])
+    settings = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+    uvicorn.Server(settings).run(sockets=[place])
+
+
+def kept_token() -> str:
+    """The token of this user, the same every time, so that a page finds a server that was started again; a fresh one where none is kept."""
+    file, fresh = cache_directory() / "explore-token", secrets.token_urlsafe(32)
+    with suppress(OSError, ValueError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError), open(file, "x", opener=_private) as made:
+            made.write(fresh)
+        if not file.is_symlink() and file.stat().st_mode & 0o077 == 0 and len(kept := file.read_text("ascii")) == len(fresh):
+            return kept
+    return fresh
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
