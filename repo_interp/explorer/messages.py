@@ -16,9 +16,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
+import matplotlib as mpl
 import numpy as np
 import xarray as xr
 from annotated_types import Interval, Len
+from matplotlib.colors import to_hex
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 from torch import nn
 
@@ -34,7 +36,7 @@ from repo_interp.models.interventions.replacing import heads_with_positions
 from repo_interp.models.reposition import attentions, layout
 from repo_interp.plots.marks.arrays import ranked_heads
 from repo_interp.plots.marks.drawing import contiguous
-from repo_interp.plots.marks.heads import HeadMap
+from repo_interp.plots.marks.heads import MISSING, scale
 from repo_interp.plots.marks.reading import described_prompts, ordered_spans, prompt_tokens
 from repo_interp.plots.style import scheme_colour, scheme_name, span_colours
 from repo_interp.records import modelled
@@ -208,7 +210,7 @@ class Explored:
         return {
             "numbers": numbers,
             "sentences": [edit.sentence() for edit in session.edits],
-            "heads": _map(session.heads(edited=True)) if session.active else None,
+            "heads": _map(session.heads(edited=True), session.heads()) if session.active else None,
         }
 
     def _seen(self, asked: Asked, session: Session) -> xr.Dataset:
@@ -265,14 +267,26 @@ def prompts_of(run: xr.DataTree) -> list[Prompt]:
     return prompts
 
 
-def _map(heads: xr.Dataset) -> dict[str, Any]:
-    """Scores with their colours, by name, and outlines [layer, head, point]."""
-    scores = {str(name): HeadMap(heads["head_score"].sel(score=name, drop=True)).data() for name in heads["score"].values}
-    kept = ("values", "colours", "scale", "ends")
-    return {
-        "scores": {name: {key: data[key] for key in kept} for name, data in scores.items()},
-        "outlines": _plain(heads["outline"].values),
-    }
+def _map(heads: xr.Dataset, clean: xr.Dataset | None = None) -> dict[str, Any]:
+    """Scores with their colours, by name, and outlines [layer, head, point]; of edited ones the colours are those of `clean` ones."""
+    scores = {}
+    for name in heads["score"].values:
+        values, all_values = (
+            np.stack([each["head_score"].sel(score=name).values for each in some if each is not None])
+            for some in ((heads,), (heads, clean))
+        )
+        colours, norm = scale(all_values)
+        shades = mpl.colormaps[colours](norm(values[0]))
+        named = [
+            [to_hex(shade) if np.isfinite(value) else MISSING for value, shade in zip(*row, strict=True)]
+            for row in zip(values[0], shades, strict=True)
+        ]
+        scores[str(name)] = {
+            "values": _plain(values[0]),
+            "colours": named,
+            "ends": [float(norm.vmin or 0.0), float(norm.vmax or 0.0)],
+        }
+    return {"scores": scores, "outlines": _plain(heads["outline"].values)}
 
 
 def _plain(values: Any) -> Any:
