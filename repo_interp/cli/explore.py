@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     import webbrowser
 
     from repo_interp.cli.console import Console, bold
-    from repo_interp.explorer.server import HOST, kept_token, listening, serve
+    from repo_interp.explorer.server import HOST, kept_token, listening, server
 
     place = _listening(listening, arguments.port)
     with place:
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(bold(address, "  the explorer, for this machine alone; Ctrl-C ends it"), highlight=False, soft_wrap=True)
         if not arguments.no_browser:
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
-        serve(explored, token, place)
+        server(explored, token, place).run(sockets=[place])
     return 0
 
 

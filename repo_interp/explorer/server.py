@@ -134,9 +134,9 @@ def application(explored: Explored, token: str, port: int) -> Starlette:
             answer = await turns.take(lambda: explored.answer(asked, check), check)
             return JSONResponse(answer, headers=_HEADERS)
         except Superseded:
-            return _said("a newer message has come", 409)
+            return JSONResponse({"superseded": True}, headers=_HEADERS)
         except (InputError, UnicodeDecodeError) as error:
-            return _said(one_line(error), 422)
+            return _said(one_line(error), 200)  # an answer, too: a browser counts other states as errors of the page
 
     async def events(asked: Asked, check: Callable[[], None]) -> AsyncIterator[str]:
         source = explored.events(asked, check)
@@ -182,11 +182,11 @@ def listening(port: int | None) -> socket.socket:
     return place
 
 
-def serve(explored: Explored, token: str, place: socket.socket) -> None:
-    """Answer until the process is interrupted."""
+def server(explored: Explored, token: str, place: socket.socket) -> uvicorn.Server:
+    """The server of `explored` on `place`; its `run(sockets=[place])` answers until the process is interrupted."""
     app = application(explored, token, place.getsockname()[1])
-    settings = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1)
-    uvicorn.Server(settings).run(sockets=[place])
+    settings = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1)
+    return uvicorn.Server(settings)
 
 
 def kept_token() -> str:

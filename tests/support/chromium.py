@@ -116,6 +116,16 @@ class Browser:
         self.send("Input.dispatchKeyEvent", type="keyDown", key=key, code=key, windowsVirtualKeyCode=codes[key], **text)
         self.send("Input.dispatchKeyEvent", type="keyUp", key=key, code=key, windowsVirtualKeyCode=codes[key])
 
+    def drag(self, *points: tuple[float, float]) -> None:
+        """Press the mouse at the first of `points`, move it over the others and release it at the last."""
+        for place, (x, y) in enumerate(points):
+            pressed = {"button": "left", "buttons": 1, "x": x, "y": y}
+            self.send("Input.dispatchMouseEvent", type="mouseMoved", **(pressed if place else {"x": x, "y": y}))
+            if not place:
+                self.send("Input.dispatchMouseEvent", type="mousePressed", clickCount=1, **pressed)
+        x, y = points[-1]
+        self.send("Input.dispatchMouseEvent", type="mouseReleased", button="left", clickCount=1, x=x, y=y)
+
     def picture(self, path: Path, whole: bool = False) -> Path:
         """Write what is seen, or the whole page, to `path` as PNG."""
         shown = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=whole)

@@ -75,10 +75,11 @@ export function explore(root, source, addressed = true) {
     part.clean = el("p", { className: "continued", lang: "", dir: "auto" });
     part.changed = el("p", { className: "continued", lang: "", dir: "auto" });
     part.goes = el("input", { type: "checkbox", checked: true });
+    part.told = el("output", { className: "hint", "aria-live": "polite" });
     part.python = el("pre", { tabIndex: 0, hidden: true });
     root.replaceChildren(
       el("header", {}, part.title, part.busy, part.banner, part.refused, el("div", { className: "controls" },
-        field("Prompt", part.prompts), button("Copy as Python", python), button("CSV", () => file("csv")), button("netCDF", () => file("netcdf"))),
+        field("Prompt", part.prompts), button("Copy as Python", python), button("CSV", () => file("csv")), button("netCDF", () => file("netcdf")), part.told),
         el("details", {}, el("summary", { textContent: "Your own text" }), part.own, part.read), part.python),
       el("div", { className: "columns" },
         el("div", {},
@@ -460,7 +461,7 @@ export function explore(root, source, addressed = true) {
     if (!answer) return;
     part.python.textContent = answer.python;
     part.python.hidden = false;
-    try { await navigator.clipboard.writeText(answer.python); part.busy.textContent = "copied"; } catch { part.busy.textContent = "select and copy it below"; }
+    try { await navigator.clipboard.writeText(answer.python); part.told.textContent = "copied"; } catch { part.told.textContent = "select and copy it below"; }
   }
 
   async function file(kind) {

@@ -18,17 +18,16 @@ export class HttpSource {
   // The answer; null where a newer message of this page took its place, or the server is gone.
   async ask(message) {
     const response = await this.send(message);
-    if (!response || response.status === 409) return null;
-    const answer = await response.json();
-    if (!response.ok) throw new Refused(answer.refused);
-    return answer;
+    const answer = response && (await response.json());
+    if (answer && answer.refused) throw new Refused(answer.refused);
+    return answer && !answer.superseded ? answer : null;
   }
 
   // Hands every event to `take`, until the last one or until `signal` is aborted.
   async events(message, take, signal) {
     const response = await this.send(message, signal);
-    if (!response || response.status === 409) return;
-    if (!response.ok) throw new Refused((await response.json()).refused);
+    if (!response) return;
+    if (!response.headers.get("content-type").startsWith("text/event-stream")) throw new Refused((await response.json()).refused);
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     let waiting = "";
     try {

@@ -1,0 +1,486 @@
+"""The explorer in a browser, on the real server: a first minute, every number, hands, keys, addresses, hostile texts, a lost server."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import chromium
+import numpy as np
+import pytest
+import xarray as xr
+from chromium import Browser, executable
+from families import tiny
+
+import repo_interp as ri
+from repo_interp.analysis.trained_task import trained_task
+from repo_interp.explorer import Edit, Session
+from repo_interp.explorer.messages import Explored
+from repo_interp.explorer.server import listening, server
+from repo_interp.shipped import zoo_path
+
+CHROMIUM = executable()
+in_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed, so that no page can be opened")
+TOKEN = "t" * 43
+SHOWN = "document.querySelector('section[aria-label={}]')"
+
+
+class Served:
+    """A server in a thread, which can be ended and started again at the same place."""
+
+    def __init__(self, explored: Explored, port: int | None = None) -> None:
+        self.explored, self.place = explored, listening(port)
+        self.port = self.place.getsockname()[1]
+        self.address = f"http://127.0.0.1:{self.port}/{TOKEN}/"
+        self._server = server(explored, TOKEN, self.place)
+        self._thread = threading.Thread(target=lambda: self._server.run(sockets=[self.place]))
+        self._thread.start()
+
+    def end(self) -> None:
+        self._server.should_exit = self._server.force_exit = True
+        self._thread.join(30)
+        self.place.close()
+
+    def get(self, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        connection.request("GET" if body is None else "POST", path, content, headers or {})
+        with connection.getresponse() as response:
+            answer = response.status, response.read()
+        connection.close()
+        return answer
+
+    def ask(self, **message: Any) -> Any:
+        return json.loads(self.get(f"/{TOKEN}/ask", message)[1])
+
+
+@contextmanager
+def serving(explored: Explored, port: int | None = None) -> Iterator[Served]:
+    served = Served(explored, port)
+    yield served
+    served.end()
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    return trained_task(zoo_path("reversal/repo")).prompts(2, test_set="12")
+
+
+@pytest.fixture(scope="module")
+def explored(prompts) -> Explored:
+    return Explored(ri.load("reversal/repo"), prompts, "reversal/repo")
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """The same model for the test itself: that of the server may be at work."""
+    return ri.load("reversal/repo")
+
+
+@pytest.fixture(scope="module")
+def served(explored) -> Iterator[Served]:
+    with serving(explored) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory) -> Iterator[Browser]:
+    assert CHROMIUM is not None
+    one = Browser(tmp_path_factory.mktemp("profile"), CHROMIUM)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chromium, "PATIENCE", 60.0)
+        yield one
+    one.close()
+
+
+@pytest.fixture
+def page(browser, served) -> Iterator[Browser]:
+    """The page as it opens; whatever happens, its console stays without errors and it asks nobody but its server."""
+    browser.size(1280, 900)
+    open_page(browser, served.address)
+    yield browser
+    assert browser.errors == []
+    assert browser.run("performance.getEntriesByType('resource').every((one) => one.name.startsWith(location.origin + '/'))")
+
+
+def open_page(browser: Browser, address: str) -> None:
+    browser.open(address)
+    browser.wait("'alive' in document.getElementById('explorer').dataset")
+    settle(browser)
+
+
+def settle(browser: Browser) -> None:
+    browser.wait("document.querySelector('.busy').textContent === ''")
+
+
+def click(browser: Browser, text: str) -> None:
+    browser.run(f"[...document.querySelectorAll('button')].find((one) => one.textContent.startsWith({json.dumps(text)})).click()")
+    settle(browser)
+
+
+def texts(browser: Browser, selector: str) -> list[str]:
+    return browser.run(f"[...document.querySelectorAll({json.dumps(selector)})].map((one) => one.textContent)")
+
+
+def state(browser: Browser) -> dict[str, Any]:
+    return json.loads(browser.run("decodeURIComponent(location.hash.slice(1))") or "{}")
+
+
+def edit(browser: Browser, where: str, which: str, kind: str, value: float | None = None) -> None:
+    form = {0: where, 1: which, 2: kind}
+    for place, chosen in form.items():
+        control = f"{SHOWN.format('Edits')}.querySelectorAll('select')[{place}]"
+        browser.run(f"Object.assign({control}, {{value: {json.dumps(chosen)}}}).dispatchEvent(new Event('change'))")
+    browser.run(f"{SHOWN.format('Edits')}.querySelector('input[type=number]').value = '{'' if value is None else value}'")
+    click(browser, "Add edit")
+
+
+def drawn(browser: Browser, name: str, axis: str = "y") -> list[list[float]]:
+    """What a chart shows, trace by trace."""
+    plot = f"{SHOWN.format(json.dumps(name))}.querySelector('.plot')"
+    return browser.run(f"{plot}.data.map((trace) => [...trace.{axis}])")
+
+
+def numbers(values: Any) -> np.ndarray:
+    return np.array(values, dtype=float)
+
+
+@in_browser
+def test_a_click_turns_the_reversed_words_into_nonsense_and_undo_brings_them_back(page, prompts):
+    right = [prompts[0].token_text[place] for place in prompts[0].generated]
+    page.wait(
+        "document.querySelectorAll('.suggested').length > 0 && document.querySelectorAll('.continued .right').length === 12"
+    )
+    assert page.run("document.querySelector('.map [aria-pressed=true]').dataset.head").startswith("2.")
+    assert texts(page, ".suggested")[0].startswith("give layer 2 the token index")
+    page.run("document.querySelector('.suggested').click()")
+    page.wait("document.querySelectorAll('.continued span').length === 24")
+    assert texts(page, ".edits li label") == [" layer 2: the token index"]
+    assert texts(page, ".continued span")[:12] == right
+    assert len(texts(page, ".continued .wrong")) >= 8
+    click(page, "Undo")
+    page.wait("document.querySelectorAll('.continued span').length === 12")
+    assert texts(page, ".continued span") == right and texts(page, ".edits li") == []
+    click(page, "Redo")
+    page.wait("document.querySelectorAll('.continued .wrong').length >= 8")
+    page.run("document.querySelector('.edits input').click()")  # off, and kept
+    page.wait("document.querySelectorAll('.continued .wrong').length === 0")
+    assert len(texts(page, ".edits li")) == 1
+
+
+@in_browser
+def test_every_number_is_that_of_the_library(page, reference, prompts):
+    page.run("document.querySelector('[data-head=\"2.1\"]').dispatchEvent(new MouseEvent('click', {shiftKey: true}))")
+    settle(page)
+    page.run("document.querySelectorAll('.text span')[20].dispatchEvent(new PointerEvent('pointerdown', {bubbles: true}))")
+    page.run("document.querySelectorAll('.text span')[20].dispatchEvent(new PointerEvent('pointerup', {bubbles: true}))")
+    settle(page)
+    edit(page, "layer:1", "span:words", "scaled", 0.5)
+    edit(page, "shown", "token", "shifted", 3)
+    heads = [(2, 0), (2, 1)]
+    edits = [
+        Edit(kind="scaled", layer=1, span="words", value=0.5),
+        Edit(kind="shifted", heads=tuple(heads), tokens=(20,), value=3.0),
+    ]
+    session = Session(reference, prompts[0], edits)
+    seen = session.changed(heads, 20)
+    assert [tuple(head) for head in state(page)["heads"]] == heads and state(page)["token"] == 20
+    same = np.testing.assert_allclose
+    same(numbers(drawn(page, "Positions")), seen["position"].values.reshape(4, -1), rtol=1e-6)
+    same(numbers(drawn(page, "Attention of the chosen token")), 100 * seen["weight_difference"], rtol=1e-6, atol=1e-12)
+    logits = seen["logit"].values.reshape(4, -1)[:, :21]
+    same(numbers(drawn(page, "Logits by distance")), logits, rtol=1e-6)
+    assert drawn(page, "Logits by distance", "x")[0] == list(range(20, -1, -1))
+    same(numbers(drawn(page, "Answer"))[0], seen["curve"], rtol=1e-9)
+    said = page.run(f"{SHOWN.format('Answer')}.querySelector('.said').textContent").split()
+    same([float(said[said.index("→") - 1]), float(said[said.index("→") + 1])], seen["log_probability"], rtol=1e-3)
+    cells = texts(page, "[aria-label='Next tokens'] tbody td")
+    for column, which in ((0, "clean"), (2, "changed")):
+        assert cells[column::4] == seen["next_text"].sel(state=which).values.tolist()
+        shares = 100 * seen["probability"].sel(state=which).values
+        for shown, share in zip(cells[column + 1 :: 4], shares, strict=True):
+            assert share < 1e-3 if shown == "< 0.001" else float(shown) == pytest.approx(share, rel=1e-3)
+    masses = 100 * seen["span_mass"].values.transpose(1, 0, 2).ravel()
+    for shown, mass in zip(texts(page, "[aria-label=Prompt] tbody td"), masses, strict=True):
+        assert mass < 1e-3 if shown in ("< 0.001", "0") else float(shown) == pytest.approx(mass, rel=1e-3)
+    scores = session.heads(edited=True)["head_score"].sel(score="mirror").values.ravel()
+    shown = [
+        float(label.rsplit(" ", 1)[1])
+        for label in page.run("[...document.querySelectorAll('.map button')].map((one) => one.ariaLabel)")
+    ]
+    same(shown, scores, rtol=1e-3, atol=1e-4)
+
+
+@in_browser
+def test_a_point_is_dragged_and_moved_by_keys(page):
+    before = drawn(page, "Positions")[0]
+
+    def place(token: int, value: float) -> tuple[float, float]:
+        return tuple(
+            page.run(
+                "(() => { const plot = document.querySelector('.plot[tabindex]'), full = plot._fullLayout; "
+                "plot.scrollIntoView({block: 'center'}); const box = plot.getBoundingClientRect(); "
+                f"return [box.left + full.xaxis._offset + full.xaxis.d2p({token}), "
+                f"box.top + full.yaxis._offset + full.yaxis.d2p({value})] }})()"
+            )
+        )
+
+    start = place(8, before[8])
+    page.drag(start, (start[0] + 3, start[1] - 20), (start[0] + 3, start[1] - 40))
+    page.wait("document.querySelectorAll('.edits li').length === 1")
+    settle(page)
+    (given,) = state(page)["edits"]
+    assert (given["kind"], given["heads"], given["tokens"]) == ("frozen", [[2, 0]], [8]) and given["value"] > before[8]
+    after = drawn(page, "Positions")
+    assert after[0] == before and after[1][8] == pytest.approx(given["value"], rel=1e-5) and after[1][9:] == before[9:]
+    page.run("document.querySelector('.plot[tabindex]').focus()")
+    page.press("ArrowUp")
+    page.wait(f"JSON.parse(decodeURIComponent(location.hash.slice(1))).edits[0].value > {given['value']}")
+    settle(page)
+    assert len(texts(page, ".edits li")) == 1 and state(page)["edits"][0]["value"] == pytest.approx(given["value"] + 1, rel=1e-4)
+    page.press("ArrowLeft")
+    page.wait("JSON.parse(decodeURIComponent(location.hash.slice(1))).token === 7")
+    page.run("document.querySelector('.text').focus()")
+    page.press("End")
+    page.wait("JSON.parse(decodeURIComponent(location.hash.slice(1))).token === 29")
+
+
+@in_browser
+def test_the_address_holds_the_state_and_a_wrong_one_opens_all_the_same(page, served):
+    page.run("document.querySelector('[data-head=\"1.2\"]').click()")
+    settle(page)
+    edit(page, "layer:2", "", "permuted", 7)
+    kept, address, shown = state(page), page.run("location.href"), drawn(page, "Positions")
+    assert kept["heads"] == [[1, 2]] and kept["edits"] == [{"kind": "permuted", "layer": 2, "seed": 7}]
+    open_page(page, address)
+    assert state(page) == kept and drawn(page, "Positions") == shown
+    wrong = (
+        {"heads": [[9, 9]]},
+        {"heads": "x", "edits": 3, "token": -1},
+        {"edits": [{"kind": "linearised", "layer": 77}]},
+        {"prompt": 12},
+    )
+    for given in (*(json.dumps(one) for one in wrong), "%", "{"):
+        open_page(page, f"{served.address}#{given}")
+        assert len(drawn(page, "Positions")[0]) == 30
+    assert "no prompt 12" not in "".join(texts(page, ".refused:not([hidden])"))
+
+
+@in_browser
+def test_what_is_refused_is_said_and_taken_back(page):
+    edit(page, "layer:2", "", "copied", 99)
+    assert "token 99" in texts(page, ".refused")[0] and texts(page, ".edits li") == [] and "edits" not in state(page)
+    edit(page, "layer:2", "", "scaled")
+    assert "scaled needs value" in texts(page, ".refused")[0]
+    edit(page, "layer:2", "", "scaled", 2)
+    assert page.run("document.querySelector('.refused').hidden") and texts(page, ".edits label") == [" layer 2: times 2"]
+
+
+HOSTILE = {
+    "markup": "</script><img src=x onerror=\"document.title='hit'\"><b>ladder</b> &amp; ladder",
+    "right to left": "\u202eladder \u05d0\u05d1\u05d2 castle\u200f temple",
+    "nul and control": "ladder \0 \x1b[31m castle\ttemple\n\nharbor",
+}
+
+
+@in_browser
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_text_is_text(page, case):
+    page.run(f"document.querySelector('textarea').value = {json.dumps(HOSTILE[case])}")
+    click(page, "Read this text")
+    page.wait("document.querySelector('.text').childElementCount !== 30")
+    assert page.run("document.title") == "Explorer" and page.run("document.querySelectorAll('img, .text b').length") == 0
+    assert len(drawn(page, "Positions")[0]) == page.run("document.querySelectorAll('.text span').length")
+    edit(page, "layer:2", "", "linearised")
+    assert texts(page, ".edits label") == [" layer 2: the token index"]
+
+
+@in_browser
+def test_a_text_that_is_empty_or_too_long_is_refused_and_the_page_goes_on(page):
+    for text, said in (("''", "empty"), ("'ladder '.repeat(150000)", "1048576"), ("'ladder '.repeat(9000)", "9,00")):
+        page.run(f"document.querySelector('textarea').value = {text}")
+        click(page, "Read this text")
+        assert said in texts(page, ".refused")[0], texts(page, ".refused")[0]
+        assert page.run("document.querySelectorAll('.text span').length") == 30
+
+
+@in_browser
+def test_what_is_kept_is_what_is_shown(page, reference, prompts, tmp_path):
+    edit(page, "layer:2", "", "linearised")
+    page.run("URL.createObjectURL = (blob) => { window.kept = blob; return 'data:,' }")
+    session = Session(reference, prompts[0], [Edit(kind="linearised", layer=2)], name="reversal/repo")
+    seen = session.changed([(2, 0)], 17)
+    click(page, "Copy as Python")
+    assert texts(page, "pre")[0] == session.as_python([(2, 0)], 17)
+    click(page, "netCDF")
+    content = page.run("kept.arrayBuffer().then((all) => btoa(String.fromCharCode(...new Uint8Array(all))))")
+    (tmp_path / "kept.nc").write_bytes(base64.b64decode(content))
+    with xr.open_dataset(tmp_path / "kept.nc", engine="h5netcdf") as kept:
+        xr.testing.assert_equal(kept.load(), seen)
+        assert kept.attrs["python"] == session.as_python([(2, 0)], 17)
+    click(page, "CSV")
+    lines = page.run("kept.text()").splitlines()
+    assert len(lines) == 1 + 2 * 30 and "weight" in lines[0]
+    page.run("window.saved = []; Plotly.downloadImage = (plot, options) => window.saved.push(options.format)")
+    for kind in ("SVG", "PNG"):
+        click(page, kind)
+    assert page.run("window.saved") == ["svg", "png"]
+
+
+@in_browser
+def test_narrow_dark_and_with_names_for_screen_readers(page):
+    for width in (420, 900):
+        page.size(width, 900, dark=True)
+        page.wait("document.documentElement.scrollWidth <= innerWidth")
+    assert page.run("getComputedStyle(document.getElementById('explorer')).getPropertyValue('--ink').trim()") == "#ececee"
+    page.wait("document.querySelector('.plot')._fullLayout.font.color === '#ececee'")
+    nameless = "[...document.querySelectorAll('button, select, input, textarea')].filter((one) => one.checkVisibility() && "
+    assert page.run(f"{nameless}!(one.ariaLabel || one.textContent.trim() || (one.labels && one.labels.length))).length") == 0
+
+
+@in_browser
+def test_two_pages_do_not_disturb_each_other(page, served, tmp_path):
+    other = Browser(tmp_path / "profile", CHROMIUM or "")
+    try:
+        open_page(other, served.address)
+        edit(page, "layer:2", "", "linearised")
+        edit(other, "layer:1", "", "frozen", 2)
+        assert texts(page, ".edits label") == [" layer 2: the token index"]
+        assert texts(other, ".edits label") == [" layer 1: the constant 2"]
+        assert drawn(page, "Answer") != drawn(other, "Answer")
+        assert other.errors == []
+    finally:
+        other.close()
+
+
+@in_browser
+def test_a_page_that_loses_its_server_says_so_and_finds_it_again(browser, explored):
+    first = Served(explored)
+    open_page(browser, first.address)
+    edit(browser, "layer:2", "", "linearised")
+    kept = state(browser)
+    first.end()
+    browser.run("document.querySelector('[data-head=\"1.1\"]').click()")
+    browser.wait("!document.querySelector('.banner').hidden")
+    with serving(explored, first.port):
+        browser.wait("document.querySelector('.banner').hidden && document.querySelectorAll('.edits li').length === 1")
+        browser.wait("JSON.parse(decodeURIComponent(location.hash.slice(1))).heads[0][0] === 1")
+        settle(browser)
+        assert state(browser)["edits"] == kept["edits"]
+    assert all("ERR_CONNECTION_REFUSED" in error or "ERR_" in error for error in browser.errors)
+
+
+@in_browser
+def test_a_model_whose_heads_share_keys_and_that_reads_no_text(browser):
+    bridge = ri.bridge(ri.reposition(tiny("llama"), "rope"))
+    with serving(Explored(bridge, [[1, 5, 9, 4, 8, 3, 17, 23]])) as served:
+        open_page(browser, served.address)
+        assert browser.run("document.querySelector('textarea').disabled")
+        edit(browser, "shown", "", "permuted", 1)
+        assert len(drawn(browser, "Positions")) == 2 and len(texts(browser, ".edits li")) == 1
+        click(browser, "Which positions")
+        browser.wait("/nat|needed/.test(document.querySelector('.suggestions').textContent)")
+        assert browser.errors == []
+
+
+def test_the_server_answers_only_its_own_page(served):
+    own, evil = f"127.0.0.1:{served.port}", {"Origin": "http://evil.example"}
+    assert served.get(f"/{TOKEN}/")[0] == served.get(f"/{TOKEN}/", headers={"Host": f"localhost:{served.port}"})[0] == 200
+    assert served.get(f"/{TOKEN}/", headers={"Host": "evil.example"})[0] == 421
+    assert served.get(f"/{TOKEN}/ask", {"ask": "open"}, {"Host": "evil.example"})[0] == 421
+    assert (
+        served.get(f"/{TOKEN}/ask", {"ask": "open"}, evil)[0] == served.get(f"/{TOKEN}/page/explorer.js", headers=evil)[0] == 403
+    )
+    assert served.get(f"/{TOKEN}/ask", {"ask": "open"}, {"Origin": "null"})[0] == 403
+    assert served.get(f"/{TOKEN}/ask", {"ask": "open"}, {"Origin": f"http://{own}"})[0] == 200
+    for path in ("/", "/wrong/", "/wrong/page/explorer.js", f"/{TOKEN}x/"):
+        assert served.get(path)[0] in (403, 404)
+    for name in ("server.py", "..%2fserver.py", "../server.py", "%2e%2e/%2e%2e/__init__.py", "/etc/passwd"):
+        assert served.get(f"/{TOKEN}/page/{name}")[0] == 404
+    assert served.get(f"/{TOKEN}/ask")[0] == 405
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"{", "broken JSON"),
+        (b"\xff", "can't decode"),
+        (b'{"ask": "open", "ask": "view"}', "stands twice"),
+        (b"[]", "an object"),
+        ({"ask": "delete"}, "wanted"),
+        ({"ask": "open", "file": "/etc/passwd"}, "unknown key"),
+        ({"ask": "view"}, "no head is chosen"),
+        ({"ask": "view", "heads": [[2, 0]], "token": 99}, "token 99"),
+        ({"ask": "view", "heads": [[0, 0]] * 7}, "at most 6"),
+        ({"ask": "view", "heads": [[2, 0]], "selection": [3, 99]}, "token 99"),
+        ({"ask": "view", "heads": [[2, 0]], "answer": [0]}, "an answer has tokens"),
+        ({"ask": "prompt", "prompt": 7}, "no prompt 7"),
+        ({"ask": "continue", "edits": [{"kind": "linearised", "layer": 9}]}, "layer 9"),
+        (b'{"ask": "prompt", "text": "' + b"x" * (9 << 20) + b'"}', "more than 8 MB"),
+    ],
+)
+def test_messages_that_do_not_fit_are_refused_in_one_line(served, body, said):
+    status, answer = served.get(f"/{TOKEN}/ask", body)
+    content = json.loads(answer.removeprefix(b"data: "))
+    assert status == 200 and said in content["refused"] and "\n" not in content["refused"]
+
+
+def test_a_newer_view_ends_the_older_one_of_its_page_alone(served, explored, monkeypatch):
+    begun, go = threading.Event(), threading.Event()
+    answer = explored.answer
+
+    def slow(asked, check):
+        if asked.ask == "view" and asked.token == 3:
+            begun.set()
+            go.wait(30)
+            check()
+        return answer(asked, check)
+
+    monkeypatch.setattr(explored, "answer", slow)
+    found = {}
+    threads = [
+        threading.Thread(
+            target=lambda tab=tab, token=token: found.update(
+                {(tab, token): served.ask(ask="view", tab=tab, heads=[[2, 0]], token=token)}
+            )
+        )
+        for tab, token in (("one", 3), ("one", 4), ("two", 5))
+    ]
+    threads[0].start()
+    assert begun.wait(30)
+    for thread in threads[1:]:
+        thread.start()
+    while ("one", 4) not in found and not any(thread.is_alive() for thread in threads):
+        pass
+    threading.Timer(0.5, go.set).start()
+    for thread in threads:
+        thread.join(30)
+    assert found["one", 3] == {"superseded": True} and "numbers" in found["one", 4] and "numbers" in found["two", 5]
+
+
+def test_the_command_prints_its_address_answers_and_ends_with_an_interruption(tmp_path):
+    command = [sys.executable, "-m", "repo_interp", "explore", "reversal/repo", "--no-browser"]
+    environment = {"REPO_INTERP_CACHE": str(tmp_path)}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | environment
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        address = next(line for line in process.stdout if line.startswith("http://127.0.0.1:")).split()[0]
+        port, token = address.removeprefix("http://127.0.0.1:").strip("/").split("/")
+        connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=60)
+        connection.request("POST", f"/{token}/ask", json.dumps({"ask": "open"}))
+        assert json.loads(connection.getresponse().read())["checkpoint"] == "reversal/repo"
+        connection.close()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130 and process.stderr.read().count("\n") == 1
+    kept = tmp_path / "explore-token"
+    assert kept.read_text() == token and kept.stat().st_mode & 0o077 == 0
