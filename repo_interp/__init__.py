@@ -6,6 +6,7 @@
     tokens, valid = ri.tokens(prompts, bridge)                what bridge.run_with_cache takes
     ri.findings(run)                                          what the run shows, in sentences with their evidence
     ri.show(run)                                              its page in a cell of a notebook
+    ri.explore(bridge, prompt)                                change positions in a notebook, and see what follows
     ri.head_table(run)                                        a pandas table with one row per head
     ri.atlas(run)                                             ... with what heads are called, of experiments=("atlas",)
     ri.plots.position_lines(run, layer=5, head=1)
@@ -34,6 +35,7 @@ _WHERE = {
     "bridge": "repo_interp.models.bridge",
     "compare": "repo_interp.comparison.align",
     "explain_logit": "repo_interp.analysis.one_head",
+    "explore": "repo_interp.explorer.widget",
     "findings": "repo_interp.plots.findings",
     "head_means": "repo_interp.analysis.ablation",
     "head_table": "repo_interp.analysis.heads",
@@ -80,6 +82,7 @@ __all__ = [
     "compare",
     "experiments",
     "explain_logit",
+    "explore",
     "explorer",
     "findings",
     "head_means",
@@ -121,6 +124,7 @@ if TYPE_CHECKING:
     from repo_interp.analysis.training import PositionsCallback, measure_step, training_scalars
     from repo_interp.comparison.align import compare
     from repo_interp.errors import InputError
+    from repo_interp.explorer.widget import explore
     from repo_interp.models import interventions
     from repo_interp.models.audit import verify
     from repo_interp.models.bridge import bridge

@@ -12,6 +12,7 @@ A prompt is a number of those that were given, or a text. A message names no fil
 from __future__ import annotations
 
 import base64
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
@@ -33,6 +34,7 @@ from repo_interp.explorer.passes import Passes
 from repo_interp.explorer.session import NEXT, Session
 from repo_interp.models.bridge import tokenizer_of
 from repo_interp.models.interventions.replacing import heads_with_positions
+from repo_interp.models.provenance import loaded_from
 from repo_interp.models.reposition import attentions, layout
 from repo_interp.plots.marks.arrays import ranked_heads
 from repo_interp.plots.marks.drawing import contiguous
@@ -154,9 +156,9 @@ class Explored:
                 "columns": list(frame.columns),
                 "rows": [[_plain(cell) for cell in row] for row in frame.itertuples(index=False)],
             }
-        schemes = layout(self.bridge)
+        schemes, origin = layout(self.bridge), loaded_from(self.bridge)
         return {
-            "checkpoint": self.name,
+            "checkpoint": self.name or (origin.name if origin is not None else ""),
             "layers": [
                 {
                     "layer": each.layer_idx,
@@ -291,8 +293,8 @@ def _map(heads: xr.Dataset, clean: xr.Dataset | None = None) -> dict[str, Any]:
 
 def _plain(values: Any) -> Any:
     """Numbers and texts as JSON has them: None for NaN and infinities."""
-    if isinstance(values, np.ndarray) and values.dtype.kind == "f":
-        return np.where(np.isfinite(values), values.astype(float), None).tolist()
     if isinstance(values, np.ndarray | np.generic):
-        return _plain(values.tolist())
-    return None if isinstance(values, float) and not np.isfinite(values) else values
+        values = values.tolist()
+    if isinstance(values, list):
+        return [_plain(each) for each in values]
+    return None if isinstance(values, float) and not math.isfinite(values) else values

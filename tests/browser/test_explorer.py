@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -392,6 +393,39 @@ def test_a_model_whose_heads_share_keys_and_that_reads_no_text(browser):
         assert browser.errors == []
 
 
+@in_browser
+def test_the_widget_shows_the_same_page_by_messages_to_a_kernel(browser, reference, prompts, tmp_path):
+    """The widget's own module in a page whose `model` hands messages to this process, in place of a notebook."""
+    widget = ri.explore(reference, prompts)
+    (tmp_path / "cell.html").write_text("<!doctype html><body><div id='cell'></div></body>")
+    browser.size(1280, 900)
+    browser.open((tmp_path / "cell.html").as_uri())
+    model = "window.model = {send: (one) => sent.push(one), on: (name, act) => heard.push(act), off: () => {}}"
+    browser.run(f"window.sent = []; window.heard = []; {model}; 0")
+    module = f"URL.createObjectURL(new Blob([{json.dumps(widget._esm)}], {{type: 'text/javascript'}}))"
+    browser.run(f"import({module}).then((one) => {{ one.default.render({{model, el: document.getElementById('cell')}}) }})")
+
+    def until(condition: str) -> None:
+        for _ in range(2000):
+            for sent in browser.run("sent.splice(0)"):
+                try:
+                    answer = widget.answer(sent["message"])
+                except ri.InputError as error:
+                    answer = {"refused": str(error)}
+                browser.run(f"heard.forEach((act) => act({json.dumps({'number': sent['number'], 'answer': answer})}))")
+            if browser.run(condition):
+                return
+            time.sleep(0.01)
+        raise TimeoutError(condition)
+
+    until("document.querySelectorAll('.suggested').length > 0 && document.querySelectorAll('.continued .right').length === 12")
+    browser.run("document.querySelector('.suggested').click()")
+    until("document.querySelectorAll('.continued .wrong').length >= 8 && document.querySelectorAll('.edits li').length === 1")
+    seen = Session(reference, prompts[0], [Edit(kind="linearised", layer=2)]).changed([(2, 0)], 17)
+    np.testing.assert_allclose(numbers(drawn(browser, "Answer"))[0], seen["curve"], rtol=1e-9)
+    assert browser.run("location.hash") == "" and browser.errors == []
+
+
 def test_the_server_answers_only_its_own_page(served):
     own, evil = f"127.0.0.1:{served.port}", {"Origin": "http://evil.example"}
     assert served.get(f"/{TOKEN}/")[0] == served.get(f"/{TOKEN}/", headers={"Host": f"localhost:{served.port}"})[0] == 200
@@ -435,35 +469,30 @@ def test_messages_that_do_not_fit_are_refused_in_one_line(served, body, said):
 
 
 def test_a_newer_view_ends_the_older_one_of_its_page_alone(served, explored, monkeypatch):
-    begun, go = threading.Event(), threading.Event()
-    answer = explored.answer
+    begun, answer = threading.Event(), explored.answer
 
     def slow(asked, check):
-        if asked.ask == "view" and asked.token == 3:
-            begun.set()
-            go.wait(30)
+        begun.set()
+        for _ in range(3000 if asked.token == 3 else 0):  # until a newer one has come
             check()
+            time.sleep(0.01)
         return answer(asked, check)
 
     monkeypatch.setattr(explored, "answer", slow)
     found = {}
-    threads = [
-        threading.Thread(
-            target=lambda tab=tab, token=token: found.update(
-                {(tab, token): served.ask(ask="view", tab=tab, heads=[[2, 0]], token=token)}
-            )
-        )
-        for tab, token in (("one", 3), ("one", 4), ("two", 5))
-    ]
-    threads[0].start()
-    assert begun.wait(30)
-    for thread in threads[1:]:
+
+    def ask(tab: str, token: int) -> threading.Thread:
+        def wait() -> None:
+            found[tab, token] = served.ask(ask="view", tab=tab, heads=[[2, 0]], token=token)
+
+        thread = threading.Thread(target=wait)
         thread.start()
-    while ("one", 4) not in found and not any(thread.is_alive() for thread in threads):
-        pass
-    threading.Timer(0.5, go.set).start()
-    for thread in threads:
-        thread.join(30)
+        return thread
+
+    older = ask("one", 3)
+    assert begun.wait(30)
+    for thread in [older, ask("two", 5), ask("one", 4)]:
+        thread.join(60)
     assert found["one", 3] == {"superseded": True} and "numbers" in found["one", 4] and "numbers" in found["two", 5]
 
 

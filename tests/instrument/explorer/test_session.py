@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from itertools import islice
 
 import numpy as np
 import pytest
 from hooks import hooks_of
-from places import OFFICIAL
+from places import OFFICIAL, PACKAGE
 
 import repo_interp as ri
 from repo_interp.analysis.trained_task import trained_task
@@ -204,3 +205,72 @@ def test_a_layer_that_rotates_nothing_is_refused_and_shown_without_positions():
         Session(bridge, TOKENS, [Edit(kind="frozen", layer=layer)])
     seen = Session(bridge, TOKENS).look([(layer, 0)], 5)
     assert np.isnan(seen["position"]).all() and np.isfinite(seen["weight"][0, :6]).all()
+
+
+KERNEL = """
+import warnings
+warnings.simplefilter("error")
+import repo_interp as ri
+bridge = ri.load("reversal/repo")
+prompt = [1, 2, 3, 4, 5, 37, 20, 8, 31, 6, 31, 8, 20, 37]
+one, other = ri.explore(bridge, prompt), ri.explore(bridge, prompt)
+one, other
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    """Two widgets on one bridge in a kernel of Jupyter; asks one of them, and returns its answer."""
+    from jupyter_client.manager import start_new_kernel
+
+    manager, client = start_new_kernel(kernel_name="python3", env=os.environ | {"PYTHONPATH": str(PACKAGE.parent)})
+    opened = []
+
+    def hear(output):
+        content = output["content"]
+        assert output["msg_type"] != "error", content
+        if output["msg_type"] == "comm_open" and "_esm" in content["data"]["state"]:
+            opened.append(content["comm_id"])
+
+    client.execute_interactive(KERNEL, timeout=120, output_hook=hear)
+
+    def ask(widget, message):
+        data = {"method": "custom", "content": {"number": 7, "message": message}}
+        client.shell_channel.send(client.session.msg("comm_msg", {"comm_id": opened[widget], "data": data}))
+        while True:
+            said = client.get_iopub_msg(timeout=120)
+            assert said["msg_type"] != "error", said["content"]
+            if said["msg_type"] == "comm_msg" and said["content"]["data"].get("method") == "custom":
+                assert said["content"]["comm_id"] == opened[widget]
+                assert said["content"]["data"]["content"]["number"] == 7
+                return said["content"]["data"]["content"]["answer"]
+
+    ask.count = len(opened)
+    yield ask
+    client.stop_channels()
+    manager.shutdown_kernel(now=True)
+
+
+def test_two_widgets_of_a_kernel_answer_by_messages_and_do_not_disturb_each_other(kernel, bridge):
+    assert kernel.count == 2
+    asked = {"ask": "view", "heads": [[2, 0]], "token": 9}
+    moved = asked | {"edits": [{"kind": "linearised", "layer": 2}]}
+    session = Session(bridge, [1, 2, 3, 4, 5, 37, 20, 8, 31, 6, 31, 8, 20, 37], [Edit(kind="linearised", layer=2)])
+    clean, changed = session.look([(2, 0)], 9), session.changed([(2, 0)], 9)
+    assert kernel(0, {"ask": "open"})["checkpoint"] == "reversal/repo"
+    first = kernel(1, asked)["numbers"]
+    assert first["position"]["values"] == clean["position"].values.tolist()
+    for _ in range(2):
+        answer = kernel(0, moved)
+        np.testing.assert_array_equal(answer["numbers"]["curve"]["values"], changed["curve"])
+        assert answer["sentences"] == ["layer 2: the token index"] and kernel(1, asked)["numbers"] == first
+    streams = [kernel(0, moved | {"ask": "continue"}), kernel(1, asked | {"ask": "continue"})]
+    events = [[streams[0]["event"]], [streams[1]["event"]]]
+    for _ in range(5):
+        for widget in (0, 1):
+            events[widget].append(kernel(widget, {"more": streams[widget]["stream"]})["event"])
+    assert [event["token"] for event in events[1]] == list(session.continuation(edited=False, most=6))
+    assert [event["token"] for event in events[0] if event["state"] == "changed"] == list(session.continuation(most=3))
+    assert kernel(0, {"more": 99}) == {"done": True}
+    assert "unknown key" in kernel(0, {"ask": "open", "file": "x"})["refused"]
+    assert "wanted" in kernel(1, "open")["refused"]

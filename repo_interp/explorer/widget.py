@@ -1,0 +1,132 @@
+"""The explorer in a notebook: the page's own modules in an anywidget, whose kernel answers; no port is opened.
+
+    page -> kernel    {"number": n, "message": {"ask": ...}}     a message of `messages`; of "continue" and "suggest" the first event
+                      {"number": n, "message": {"more": stream}} the next event of a stream
+    kernel -> page    {"number": n, "answer": {...}}             the answer, or one of
+                      {"refused": line}  {"stream": s, "event": {...}}  {"done": true}
+
+Each event of a stream is asked for, so that a page stops one by asking no more, and the kernel is free between two events. Each widget has
+passes of its own, and no hook stays on the bridge between two messages: several widgets on one bridge do not disturb each other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import OrderedDict
+from collections.abc import Iterator
+from importlib.resources import files
+from typing import Any
+
+from repo_interp.errors import InputError
+from repo_interp.explorer.messages import Explored, message
+from repo_interp.plots.pages.frame import packed
+
+try:
+    import anywidget
+except ImportError:
+    raise InputError("anywidget is not installed, and ri.explore needs it; pip install 'repo-interp[widget]'") from None
+
+MODULES = ("charts.js", "explorer.js", "sources.js")
+"""In the order of their imports."""
+MOST_STREAMS = 4
+
+
+def _text(name: str) -> str:
+    return (files("repo_interp.explorer") / "page" / name).read_text(encoding="utf-8")
+
+
+_LOADER = """
+const texts = TEXTS;
+let loaded;
+
+// The modules import each other by name, and a notebook serves no names: each becomes an object of its own, whose address the others get.
+function modules() {
+  const places = {};
+  for (const [name, text] of texts) {
+    let named = text;
+    for (const [other, place] of Object.entries(places)) named = named.replaceAll('"./' + other + '"', JSON.stringify(place));
+    places[name] = URL.createObjectURL(new Blob([named], { type: "text/javascript" }));
+  }
+  return import(places["sources.js"]).then(async (sources) => ({ ...sources, ...(await import(places["explorer.js"])) }));
+}
+
+async function plotly(source) {
+  if (window.Plotly) return;
+  const bytes = Uint8Array.from(atob((await source.ask({ ask: "plotly" })).packed), (character) => character.charCodeAt(0));
+  const text = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).text();
+  const alone = ["(function () { var define, module, exports;", text, "\\n}).call(window)"]; // no loader of a notebook takes it
+  const src = URL.createObjectURL(new Blob(alone, { type: "text/javascript" }));
+  await new Promise((onload, onerror) => {
+    document.head.append(Object.assign(document.createElement("script"), { src, onload, onerror }));
+  });
+}
+
+export default {
+  async render({ model, el }) {
+    const { explore, KernelSource } = await (loaded ||= modules());
+    const source = new KernelSource(model), root = el.appendChild(document.createElement("div"));
+    root.className = "explorer";
+    await plotly(source);
+    explore(root, source, false);
+    return () => source.close();
+  },
+};
+"""
+
+
+class ExplorerWidget(anywidget.AnyWidget):
+    """The explorer as a cell's output; `ri.explore` makes it."""
+
+    _esm = _LOADER.replace("TEXTS", json.dumps([[name, _text(name)] for name in MODULES]))
+    _css = _text("explorer.css")
+
+    def __init__(self, explored: Explored) -> None:
+        super().__init__()
+        self._explored = explored
+        self._numbers = itertools.count(1)
+        self._streams: OrderedDict[int, Iterator[dict[str, Any]]] = OrderedDict()
+        self.on_msg(self._receive)
+
+    def _receive(self, widget: Any, content: Any, buffers: Any) -> None:
+        given = content if isinstance(content, dict) else {}
+        try:
+            answer = self.answer(given.get("message"))
+        except InputError as error:
+            answer = {"refused": str(error)}
+        self.send({"number": given.get("number"), "answer": answer})
+
+    def answer(self, given: Any) -> dict[str, Any]:
+        """The answer to what a page sends. Raises InputError for what does not fit."""
+        if given == {"ask": "plotly"}:
+            from plotly.offline import get_plotlyjs
+
+            return {"packed": packed(get_plotlyjs())}
+        if isinstance(given, dict) and set(given) == {"more"}:
+            return self._next(given["more"])
+        asked = message(given)
+        if asked.ask not in ("continue", "suggest"):
+            return self._explored.answer(asked)
+        stream = next(self._numbers)
+        self._streams[stream] = self._explored.events(asked)
+        while len(self._streams) > MOST_STREAMS:
+            self._streams.popitem(last=False)
+        return self._next(stream)
+
+    def _next(self, stream: Any) -> dict[str, Any]:
+        """The next event of a stream; it is done where there is none, and where it was let go for newer ones."""
+        known = isinstance(stream, int) and stream in self._streams
+        event = next(self._streams[stream], None) if known else None
+        if event is None and known:
+            del self._streams[stream]
+        return {"done": True} if event is None else {"stream": stream, "event": event}
+
+
+def explore(bridge: Any, prompts: Any) -> ExplorerWidget:
+    """The explorer of a bridge in a notebook: change positions of tokens, and see attention, the answer and the continuation follow.
+
+        ri.explore(bridge, ri.prompt("The first man on the moon was Neil Armstrong.", bridge, generated=-2))
+
+    `prompts`: one or several, in any form that `ri.analyze` takes. Raises InputError for what is none.
+    """
+    return ExplorerWidget(Explored(bridge, prompts))
