@@ -36,6 +36,10 @@ EXAMPLES = {
         "repo-interp analyze CHECKPOINT --prompts prompts.jsonl --out runs/mine",
         "repo-interp analyze niah/rope --measures components,rotation --set components.first_token=1 --layers 2-3",
     ),
+    "explore": (
+        "repo-interp explore reversal/repo                              # opens with one suggested edit: click it, then Undo",
+        "repo-interp explore runs/mine                                  # the prompts and the atlas of a run",
+    ),
     "inspect": ("repo-interp inspect niah/repo",),
     "verify": (
         "repo-interp verify niah/rope",

@@ -54,9 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     place = _listening(listening, arguments.port)
     with place:
-        console = Console()
-        console.print(f"loading {arguments.what}", highlight=False)
-        explored, token = _explored(arguments), kept_token()
+        explored, token, console = _explored(arguments), kept_token(), Console()
         address = f"http://{HOST}:{place.getsockname()[1]}/{token}/"
         console.print(bold(address, "  the explorer, for this machine alone; Ctrl-C ends it"), highlight=False, soft_wrap=True)
         if not arguments.no_browser:

@@ -137,8 +137,6 @@ class Placed:
         """`tokens`: of the prompt; None: all, also those that are generated."""
         self.model, self.edit, self.tokens = model, edit, None if tokens is None else torch.tensor(tokens)
         self._change = self._made()
-        with self.applied():  # refuses layers and heads that there are not
-            pass
 
     def applied(self) -> AbstractContextManager[None]:
         """The context in which the change is in force."""

@@ -194,7 +194,7 @@ class Explored:
                 name: {"at": [list(map(int, each)) for each in contiguous(spans[name])], "colour": colours[name]}
                 for name in names
             },
-            "answer": list(session.scoring.targets(prompt)) if prompt.generated else [],
+            "answer": list(session.scoring.targets(prompt)),
             "start": session.start,
             "token": max(0, session.start - 1),
             "head": list(map(int, ranked[0])),

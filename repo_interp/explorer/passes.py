@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import torch
@@ -53,7 +53,10 @@ class Pass:
     observed: dict[int, dict[str, Statistics]]
     """By layer and measure."""
     measures: Sequence[Any]
+    results: dict[Any, Any] = field(default_factory=dict)
+    """What was made of this pass, for whoever asks again."""
 
+    @cached_property
     def groups(self) -> dict[str, xr.Dataset]:
         """The groups that `ri.analyze` gives for the measures of heads."""
         parts = {measure.name: [layer[measure.name] for layer in self.observed.values()] for measure in self.measures}
@@ -70,13 +73,19 @@ class Passes:
         width = model_of(bridge).get_input_embeddings().weight.shape[1]
         size = 4 * len(prompt.tokens) * width * (1 + len(blocks(self.model)))
         self._most = min(MOST, 2 + BUDGET // size)
+        self._fitting: set[Edit] = set()
         self._kept: OrderedDict[Any, Pass] = OrderedDict()
         self._inputs: OrderedDict[Any, AttentionInputs] = OrderedDict()
 
     def placed(self, edits: Edits) -> list[Placed]:
         """`edits` for this prompt. Raises InputError for layers, heads, spans and tokens that there are not."""
         spans, count = self.prompt.all_spans(), len(self.prompt.tokens)
-        return [Placed(self.model, edit, edit.tokens_in(spans, count)) for edit in edits]
+        found = [Placed(self.model, edit, edit.tokens_in(spans, count)) for edit in edits]
+        for placed in found:
+            if placed.edit not in self._fitting:
+                with placed.applied():  # refuses layers and heads that there are not
+                    self._fitting.add(placed.edit)
+        return found
 
     def of(self, edits: Edits, check: Callable[[], None]) -> Pass:
         """The pass under `edits`. `check` is called before each layer; what it raises ends the pass."""

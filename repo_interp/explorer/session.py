@@ -80,7 +80,7 @@ class Session:
     prompt: Any
     edits: Sequence[Edit] = ()
     answer: Sequence[int] = ()
-    """Tokens whose log-probability is followed; empty: the generated ones, else all but the first."""
+    """Tokens whose log-probability is followed; empty: the generated ones, else the last."""
     name: str = ""
     """What `ri.load` is given in `as_python`; empty: the directory that the bridge was loaded from."""
     passes: Passes | None = None
@@ -95,6 +95,8 @@ class Session:
             raise InputError(f"a session has one prompt; got {len(given)}")
         (self.prompt,) = given
         tokens(given, self.bridge)  # refuses those that the model lacks
+        if self.count < 2:
+            raise InputError("the prompt has one token, and nothing is to be expected after others; give at least two")
         self.answer = tuple(dict.fromkeys(sorted(self.answer)))
         if self.answer and not 1 <= self.answer[0] <= self.answer[-1] < self.count:
             raise InputError(f"an answer has tokens from 1 to {self.count - 1}; got {listed(self.answer)}")
@@ -120,7 +122,12 @@ class Session:
     @cached_property
     def scoring(self) -> Scoring:
         """How the answer is scored."""
-        return Marked(tuple(self.answer)) if self.answer else scoring_of([self.prompt])
+        return scoring_of([self.prompt]) if self.prompt.generated and not self.answer else Marked(self._places)
+
+    @property
+    def _places(self) -> tuple[int, ...]:
+        """The tokens of the answer."""
+        return tuple(self.answer) or tuple(sorted(self.prompt.generated)) or (self.count - 1,)
 
     def heads(self, edited: bool = False) -> xr.Dataset:
         """The map of heads: scores [score, layer, head], and positions at up to `POINTS` tokens, as the model is or under the edits.
@@ -128,7 +135,7 @@ class Session:
         Scores are those of the measures `positions` and `attention_mass`; and, where the prompt names the source of each generated token,
         how well positions mirror it (`measures.kernels.mirror`).
         """
-        groups = self._passes.of(self.active if edited else (), self.check).groups()
+        groups = self._passes.of(self.active if edited else (), self.check).groups
         position = groups["positions"]["position"].isel(prompt=0)
         scores = {"position range": groups["positions"]["position_range"].isel(prompt=0, drop=True)}
         if "attention_mass" in groups:
@@ -234,7 +241,6 @@ class Session:
     def as_python(self, heads: Sequence[Head], token: int, count: int = NEXT) -> str:
         """A cell that repeats the session with the library: `clean` and `changed` have the numbers of `changed(heads, token)`."""
         self._require(heads, token)
-        places = tuple(self.answer) or self.scoring.targets(self.prompt)
         spans = self.prompt.all_spans()
         source = loaded_from(self.bridge)
         name = self.name or ("CHECKPOINT" if source is None else str(source.directory))
@@ -242,7 +248,7 @@ class Session:
         return _CELL.format(
             name=name,
             tokens=list(self.prompt.tokens),
-            answer=listed(places),
+            answer=listed(self._places),
             heads=list(heads),
             token=token,
             count=count,
@@ -258,7 +264,7 @@ class Session:
     ) -> xr.Dataset:
         self._require(heads, token)
         passed = self._passes.of(edits, self.check)
-        position = passed.groups()["positions"]["position"].isel(prompt=0, drop=True).reset_coords(drop=True)
+        position = passed.groups["positions"]["position"].isel(prompt=0, drop=True).reset_coords(drop=True)
         spans = {name: list(places) for name, places in self.prompt.all_spans().items()}
         if selection is not None:
             first, last = sorted(selection)
@@ -295,8 +301,11 @@ class Session:
     @torch.no_grad()
     def _readings(self, passed: Pass) -> np.ndarray:
         """Log-probability, logit difference and score of the answer."""
-        batch = Batch(self._passes.model, self.scoring, [self.prompt])
-        return batch.readings(logits_at(self._passes.model, passed.recording.last_hidden, batch.question))[:, 0]
+        if self._places not in passed.results:
+            batch = Batch(self._passes.model, self.scoring, [self.prompt])
+            logits = logits_at(self._passes.model, passed.recording.last_hidden, batch.question)
+            passed.results[self._places] = batch.readings(logits)[:, 0]
+        return passed.results[self._places]
 
     def _mirror(self, position: np.ndarray) -> float:
         if not np.isfinite(position).all():

@@ -178,8 +178,8 @@ export function explore(root, source, addressed = true) {
     const first = await update({});
     if (!first) return first;
     const heads = model.layers.reduce((sum, layer) => sum + layer.heads, 0);
-    if (part.goes.checked && (prompt.answer.length || state.edits.length)) go();
-    if (prompt.answer.length && !state.edits.length && model.movable.length && heads * prompt.tokens.length <= QUICK) suggest();
+    if (part.goes.checked) go();
+    if (!state.edits.length && model.movable.length && heads * prompt.tokens.length <= QUICK) suggest();
     return true;
   }
 
@@ -399,7 +399,7 @@ export function explore(root, source, addressed = true) {
     const values = view.numbers.log_probability.values, scores = view.numbers.score.values;
     const both = (given) => (Array.isArray(given) ? given.map(number).join(" → ") : number(given));
     const marked = state.answer.length || prompt.answer.length;
-    part.answered.textContent = (marked ? marked + " tokens" : "All tokens") + ": log-probability " + both(values) + " nat, score " + both(scores);
+    part.answered.textContent = (marked === 1 ? "1 token" : marked + " tokens") + ", bold in the prompt: log-probability " + both(values) + " nat, score " + both(scores);
     curve(part.answer, view.numbers, state.edits.map((edit, place) => view.sentences[place]).filter((_, place) => state.edits[place].on !== false));
   }
 

@@ -97,7 +97,10 @@ def test_the_commands_of_a_page_are_commands(page):
 
 
 def test_the_commands_of_the_readme_run(tmp_path, monkeypatch, capsys):
-    """On a checkpoint that ships, and beside the run that `make figures` leaves; what `make analyze` calls is tested as its default."""
+    """On a checkpoint that ships, and beside the run that `make figures` leaves; what `make analyze` calls is tested as its default.
+
+    Not `explore`, which waits for its page (tests/browser/test_explorer.py).
+    """
     import repo_interp as ri
     from repo_interp.cli import main
 
@@ -105,8 +108,10 @@ def test_the_commands_of_the_readme_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["analyze", "reversal/repo", "--length", "8", "--count", "2", "--out", "runs/first"]) == 0
     ri.write_prompts(ri.tasks.make_task("reversal").prompts(2, test_set="5"), tmp_path / "prompts.jsonl")
-    lines = [line for block in blocks(readme, "") for line in block.splitlines() if line.startswith("repo-interp ")]
-    inline = re.findall(r"`(repo-interp (?!fetch|train)[^`]+)`", readme.read_text(encoding="utf-8"))  # a network, or minutes
+    lines = [line for block in blocks(readme, "") for line in block.splitlines() if re.match("repo-interp (?!explore)", line)]
+    inline = re.findall(
+        r"`(repo-interp (?!fetch|train|explore)[^`]+)`", readme.read_text(encoding="utf-8")
+    )  # a network, or minutes
     assert len(lines) >= 3
     for line in [*lines, *inline]:
         words = shlex.split(line.replace("CHECKPOINT", "reversal/repo"), comments=True)[1:]
