@@ -31,7 +31,7 @@ from repo_interp.analysis.room import require_memory_for_pass
 from repo_interp.errors import InputError
 from repo_interp.explorer.edits import Edit, Index, as_tuple
 from repo_interp.explorer.passes import Passes
-from repo_interp.explorer.session import NEXT, Session
+from repo_interp.explorer.session import LOOKS, NEXT, Session
 from repo_interp.models.bridge import tokenizer_of
 from repo_interp.models.interventions.replacing import heads_with_positions
 from repo_interp.models.provenance import loaded_from
@@ -44,7 +44,7 @@ from repo_interp.plots.style import scheme_colour, scheme_name, span_colours
 from repo_interp.records import modelled
 from repo_interp.run import require_run
 from repo_interp.tasks import Prompt
-from repo_interp.tasks.prompt import GENERATED, REST
+from repo_interp.tasks.prompt import GENERATED, REST, main_span
 
 MOST_TOKENS = 8192
 """Tokens of a prompt."""
@@ -181,8 +181,11 @@ class Explored:
         names = [name for name in ordered_spans(spans) if name != REST]
         colours = span_colours(names)
         scores = heads["head_score"]
-        named = [f"attention to {name}" for name in names if name != GENERATED]
-        first = next((name for name in ("mirror", *named, "position range") if name in scores["score"].values), "position range")
+        about = ("" if self.run is None else self.run.attrs.get("main_span")) or main_span([prompt])
+        known = [str(name) for name in scores["score"].values if np.ptp(scores.sel(score=name).fillna(0.0).values) > 0]
+        first = next(
+            (name for name in ("mirror", f"attention to {about}", "position range", LOOKS[1]) if name in known), LOOKS[1]
+        )
         ranked = ranked_heads(scores.sel(score=first, drop=True)) or [
             (attention.layer_idx, 0) for attention in attentions(self.bridge)
         ]

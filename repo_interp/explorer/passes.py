@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 import xarray as xr
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from repo_interp.analysis.batches import make_batches
@@ -35,6 +36,8 @@ from repo_interp.tasks import Prompt
 
 MOST = 6
 """Passes that are kept, and layers whose inputs are."""
+ROWS = 32
+"""Rows in which the map of heads sees where tokens look."""
 BUDGET = 1 << 30
 """Bytes of hidden states that are kept, beyond those of the pass without edits and of one with some."""
 Kept = TypeVar("Kept")
@@ -53,6 +56,8 @@ class Pass:
     observed: dict[int, dict[str, Statistics]]
     """By layer and measure."""
     measures: Sequence[Any]
+    looks: dict[int, Float[Tensor, "where head"]]
+    """By layer, mean attention to token 0 and to the previous token."""
     results: dict[Any, Any] = field(default_factory=dict)
     """What was made of this pass, for whoever asks again."""
 
@@ -101,6 +106,7 @@ class Passes:
         first = self._block(min(edit.first_layer for edit in edits)) if edits else 0
         entered: dict[int, Tensor] = {}
         observed: dict[int, dict[str, Statistics]] = {}
+        looks: dict[int, Tensor] = {}
 
         def enter(number: int, layer: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> None:
             check()
@@ -110,6 +116,7 @@ class Passes:
         def receive(inputs: AttentionInputs) -> None:
             require_finite(inputs)
             observed[inputs.layer] = {measure.name: measure.observe(inputs, self.batch.spans) for measure in self.measures}
+            looks[inputs.layer] = looked(inputs)
 
         with ExitStack() as stack:
             for placed in self.placed(edits):
@@ -126,7 +133,7 @@ class Passes:
         if not bool(recording.last_hidden.isfinite().all()):
             raise NotFinite("the model's outputs under these edits are NaN or infinite; make the edit smaller")
         earlier = {} if clean is None else {layer: seen for layer, seen in clean.observed.items() if layer not in observed}
-        return Pass(recording, earlier | observed, self.measures)
+        return Pass(recording, earlier | observed, self.measures, ({} if clean is None else clean.looks) | looks)
 
     @torch.no_grad()
     def _looked(self, edits: Edits, layer: int, check: Callable[[], None]) -> AttentionInputs:
@@ -152,6 +159,15 @@ class Passes:
     def _block(self, layer: int) -> int:
         """The block to begin with for a layer of attention; the first where a block has several."""
         return layer if layer_count(self.model) == len(blocks(self.model)) else 0
+
+
+def looked(inputs: AttentionInputs) -> Float[Tensor, "where head"]:
+    """Attention to token 0 and to the previous token of every head, mean over up to `ROWS` evenly spaced rows of the only prompt."""
+    last = inputs.valid.shape[1] - 1
+    rows = torch.linspace(1, last, min(ROWS, last), device=inputs.queries.device).round().long()
+    weights = inputs.pattern(rows)[0]
+    previous = weights.gather(-1, (rows - 1)[None, :, None].expand(len(weights), -1, 1))[..., 0]
+    return torch.stack([weights[..., 0].mean(-1), previous.mean(-1)]).cpu()
 
 
 def _kept(kept: OrderedDict[Any, Kept], key: Any, compute: Callable[[], Kept], most: int) -> Kept:

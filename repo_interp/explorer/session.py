@@ -57,6 +57,8 @@ POINTS = 32
 MOST_NEW = 512
 """Tokens of a continuation that nobody gave a number for."""
 STATES = ("clean", "changed")
+LOOKS = ("attention to token 0", "attention to the previous token")
+"""Scores of `passes.looked`."""
 Head = tuple[int, int]
 
 
@@ -132,15 +134,18 @@ class Session:
     def heads(self, edited: bool = False) -> xr.Dataset:
         """The map of heads: scores [score, layer, head], and positions at up to `POINTS` tokens, as the model is or under the edits.
 
-        Scores are those of the measures `positions` and `attention_mass`; and, where the prompt names the source of each generated token,
-        how well positions mirror it (`measures.kernels.mirror`).
+        Scores are those of the measures `positions` and `attention_mass`; where tokens look (`passes.looked`); and, where the prompt
+        names the source of each generated token, how well positions mirror it (`measures.kernels.mirror`).
         """
-        groups = self._passes.of(self.active if edited else (), self.check).groups
+        passed = self._passes.of(self.active if edited else (), self.check)
+        groups, layers = passed.groups, passed.groups["positions"]["layer"].values
         position = groups["positions"]["position"].isel(prompt=0)
         scores = {"position range": groups["positions"]["position_range"].isel(prompt=0, drop=True)}
         if "attention_mass" in groups:
             mass = groups["attention_mass"]["mass"].isel(prompt=0, drop=True)
             scores |= {f"attention to {span}": mass.sel(span=span, drop=True) for span in map(str, mass["span"].values)}
+        looks = torch.stack([passed.looks[int(layer)] for layer in layers], dim=1).numpy()
+        scores |= {name: scores["position range"].copy(data=values) for name, values in zip(LOOKS, looks, strict=True)}
         source = self.prompt.attributes.get("source")
         if source and len(source) == len(self.prompt.generated):
             scores = {"mirror": xr.apply_ufunc(self._mirror, position, input_core_dims=[["token"]], vectorize=True)} | scores

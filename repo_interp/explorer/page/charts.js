@@ -15,6 +15,9 @@ export function visible(text) {
   }).join("");
 }
 
+// The same within a text, where a space between words is one.
+export const readable = (text) => (text.trim() ? text.split(" ").map((part) => part && visible(part)).join(" ") : visible(text));
+
 // For Plotly, which reads some tags in its texts.
 const written = (text) => {
   const seen = visible(text);

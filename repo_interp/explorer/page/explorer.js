@@ -3,7 +3,7 @@
 //     state -> message -> answer -> drawn          a change of the state asks anew; of two answers the newer is drawn
 //
 // The state is in the address after #, so that a page that is opened again shows the same.
-import { HEADS, attention, byState, curve, distances, draggable, number, percent, positions, save, visible } from "./charts.js";
+import { HEADS, attention, byState, curve, distances, draggable, number, percent, positions, readable, save, visible } from "./charts.js";
 
 const QUICK = 64 * 256; // heads times tokens up to which edits are suggested unasked
 const MOST_SHOWN = 6; // heads side by side
@@ -285,7 +285,7 @@ export function explore(root, source, addressed = true) {
     const take = (event) => {
       if (mine.signal.aborted) return;
       const kind = event.right === null ? "" : event.right ? "right" : "wrong";
-      lines[event.state].append(el("span", { textContent: visible(event.text), className: kind, title: kind && kind + ", by the answer of the prompt" }), prompt.joint);
+      lines[event.state].append(el("span", { textContent: readable(event.text), className: kind, title: kind && kind + ", by the answer of the prompt" }), prompt.joint);
     };
     try {
       await source.events(message("continue"), take, mine.signal);
@@ -357,7 +357,7 @@ export function explore(root, source, addressed = true) {
     const colours = {};
     for (const { at, colour } of Object.values(prompt.spans)) for (const [first, last] of at) for (let token = first; token <= last; token++) colours[token] = colour;
     part.tokens = prompt.tokens.map((text, token) => {
-      const node = el("span", { textContent: visible(text) });
+      const node = el("span", { textContent: readable(text) });
       node.dataset.token = token;
       if (colours[token]) node.style.setProperty("--span", colours[token]);
       return node;
@@ -380,6 +380,8 @@ export function explore(root, source, addressed = true) {
       node.classList.toggle("selected", Boolean(state.selection) && state.selection[0] <= token && token <= state.selection[1]);
       node.classList.toggle("answer", (state.answer.length ? state.answer : prompt.answer).includes(token));
     });
+    const at = part.tokens[state.token].offsetTop - part.text.scrollTop;
+    if (at < 0 || at > part.text.clientHeight - 24) part.text.scrollTop += at - part.text.clientHeight / 2;
     part.said.textContent = "Token " + state.token + " (" + visible(prompt.tokens[state.token]) + "), where " + nameOf(state.heads[0]) + " looks. Click a token; drag over tokens to select them.";
     const spans = view.numbers.span.values, mass = byState(view.numbers.span_mass);
     const states = Object.keys(mass);

@@ -98,6 +98,10 @@ def test_scores_of_heads_and_rows_are_those_of_analyze(bridge, prompt):
     np.testing.assert_array_equal(
         scores.sel(score="attention to words"), run["attention_mass"]["mass"].sel(span="words").isel(prompt=0)
     )
+    pattern = ri.attention_pattern(bridge, prompt, 3, 2).values
+    assert float(scores.sel(score="attention to token 0", layer=3, head=2)) == pytest.approx(pattern[1:, 0].mean(), abs=1e-6)
+    previous = np.diagonal(pattern, -1).mean()
+    assert float(scores.sel(score="attention to the previous token", layer=3, head=2)) == pytest.approx(previous, abs=1e-6)
     assert int(scores.sel(score="mirror").max("head").argmax("layer")) == 2
     rows, seen = run["attention_rows"].sel(layer=2, head=1, query=20), session.look([(2, 1)], 20, selection=(5, 3))
     order = rows["key"].values[rows["key"].values >= 0]
