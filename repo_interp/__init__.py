@@ -35,7 +35,7 @@ _WHERE = {
     "bridge": "repo_interp.models.bridge",
     "compare": "repo_interp.comparison.align",
     "explain_logit": "repo_interp.analysis.one_head",
-    "explore": "repo_interp.explorer.widget",
+    "explore": "repo_interp.explorer",
     "findings": "repo_interp.plots.findings",
     "head_means": "repo_interp.analysis.ablation",
     "head_table": "repo_interp.analysis.heads",
@@ -124,7 +124,7 @@ if TYPE_CHECKING:
     from repo_interp.analysis.training import PositionsCallback, measure_step, training_scalars
     from repo_interp.comparison.align import compare
     from repo_interp.errors import InputError
-    from repo_interp.explorer.widget import explore
+    from repo_interp.explorer import explore
     from repo_interp.models import interventions
     from repo_interp.models.audit import verify
     from repo_interp.models.bridge import bridge

@@ -10,7 +10,27 @@
 Stands above `analysis` and `plots` and below `cli`. The page in `page/` computes nothing: each number it shows is an answer of a session.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from repo_interp.explorer.edits import Edit
 from repo_interp.explorer.session import Session
 
-__all__ = ["Edit", "Session"]
+if TYPE_CHECKING:
+    from repo_interp.explorer.widget import ExplorerWidget
+
+__all__ = ["Edit", "Session", "explore"]
+
+
+def explore(bridge: Any, prompts: Any) -> ExplorerWidget:
+    """The explorer of a bridge in a notebook: change positions of tokens, and see attention, the answer and the continuation follow.
+
+        ri.explore(bridge, ri.prompt("The first man on the moon was Neil Armstrong.", bridge, generated=-2))
+
+    `prompts`: one or several, in any form that `ri.analyze` takes. Raises InputError for what is none, and without anywidget.
+    """
+    from repo_interp.explorer.messages import Explored
+    from repo_interp.explorer.widget import ExplorerWidget
+
+    return ExplorerWidget(Explored(bridge, prompts))

@@ -236,12 +236,12 @@ class Session:
 
         kind: Any = default_kinds(self._passes.model)[0]
         group = effects(self._passes.model, self.scoring, [self.prompt], [kind], draws=1, progress=advance).isel(kind=0)
-        found = [
-            (Edit(kind=kind, layer=int(layer)), float(effect)) for layer, effect in group["layer_effect"].to_series().items()
-        ]
-        found += [(Edit(kind=kind, heads=(head,)), float(effect)) for head, effect in group["effect"].to_series().items()]
-        needed = sorted((each for each in found if each[1] < 0), key=lambda each: each[1])
-        return needed[:SUGGESTED]
+        layers: list[int] = group["layer"].values.tolist()
+        heads: list[Head] = [(layer, head) for layer in layers for head in group["head"].values.tolist()]
+        changes = [Edit(kind=kind, layer=layer) for layer in layers] + [Edit(kind=kind, heads=(head,)) for head in heads]
+        lost = [*group["layer_effect"].values.tolist(), *group["effect"].transpose("layer", "head").values.ravel().tolist()]
+        needed = [each for each in zip(changes, lost, strict=True) if each[1] < 0]  # NaN where no head was measured
+        return sorted(needed, key=lambda each: each[1])[:SUGGESTED]
 
     def as_python(self, heads: Sequence[Head], token: int, count: int = NEXT) -> str:
         """A cell that repeats the session with the library: `clean` and `changed` have the numbers of `changed(heads, token)`."""

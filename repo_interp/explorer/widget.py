@@ -120,13 +120,3 @@ class ExplorerWidget(anywidget.AnyWidget):
         if event is None and known:
             del self._streams[stream]
         return {"done": True} if event is None else {"stream": stream, "event": event}
-
-
-def explore(bridge: Any, prompts: Any) -> ExplorerWidget:
-    """The explorer of a bridge in a notebook: change positions of tokens, and see attention, the answer and the continuation follow.
-
-        ri.explore(bridge, ri.prompt("The first man on the moon was Neil Armstrong.", bridge, generated=-2))
-
-    `prompts`: one or several, in any form that `ri.analyze` takes. Raises InputError for what is none.
-    """
-    return ExplorerWidget(Explored(bridge, prompts))

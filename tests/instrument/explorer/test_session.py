@@ -8,12 +8,15 @@ from itertools import islice
 import numpy as np
 import pytest
 from hooks import hooks_of
+from hypothesis import given
+from hypothesis import strategies as st
 from places import OFFICIAL, PACKAGE
 
 import repo_interp as ri
 from repo_interp.analysis.trained_task import trained_task
 from repo_interp.errors import InputError
 from repo_interp.explorer import Edit, Session
+from repo_interp.explorer.messages import Asked, message
 from repo_interp.models.reposition import attentions
 from repo_interp.records import modelled
 from repo_interp.shipped import zoo_path
@@ -209,6 +212,23 @@ def test_a_layer_that_rotates_nothing_is_refused_and_shown_without_positions():
         Session(bridge, TOKENS, [Edit(kind="frozen", layer=layer)])
     seen = Session(bridge, TOKENS).look([(layer, 0)], 5)
     assert np.isnan(seen["position"]).all() and np.isfinite(seen["weight"][0, :6]).all()
+
+
+NAMES = st.sampled_from([*Asked.model_fields, *Edit.model_fields, "file"])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(["view", "frozen"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES, inner, max_size=6),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(NAMES, VALUES, max_size=6) | VALUES)
+def test_whatever_a_page_sends_is_a_message_or_refused_in_one_line(value):
+    try:
+        said = message(value)
+    except InputError as error:
+        said = str(error)
+    assert isinstance(said, Asked) or (said.startswith("the request") and said.isprintable())
 
 
 KERNEL = """

@@ -41,6 +41,7 @@ CASES = {
     "rounded": lambda model, **where: iv.rounded(model, step=3.0, **where),
     "clipped": lambda model, **where: iv.clipped(model, -0.1, 0.1, **where),
     "shifted": lambda model, **where: iv.shifted(model, 4.5, **where | {"tokens": SPAN}),
+    "copied": lambda model, **where: iv.copied(model, 6, **where),
     "transplanted": lambda model, **where: iv.transplanted(model, iv.positions_of(model, OTHERS[:, ::2]), **where),
     "transplanted from a head": lambda model, **where: iv.transplanted(
         model, iv.positions_of(model, OTHERS[:1, ::2]), from_head=(0, 1), **where
@@ -354,6 +355,16 @@ def test_padding_on_the_left_changes_nothing(case, repo):
     with CASES[case](repo, heads=heads), torch.no_grad():
         shifted = repo(padded, attention_mask=mask, position_ids=index).logits[:, 5:]
     assert_close(shifted, logits(repo, CASES[case](repo, heads=heads)), atol=1e-4, rtol=1e-4)
+
+
+def test_copied_positions_are_those_of_the_token(repo):
+    before = iv.positions_of(repo, TOKENS)
+    with iv.copied(repo, 6, layer=1, tokens=SPAN):
+        after = iv.positions_of(repo, TOKENS)
+    assert torch.equal(after[1][..., SPAN], before[1][..., [6] * len(SPAN)])
+    assert torch.equal(after[1][..., 9:], before[1][..., 9:]) and torch.equal(after[0], before[0])
+    with iv.copied(repo, 20), pytest.raises(InputError, match="token 20 gives its position"):
+        logits(repo)
 
 
 DRAWN = {
