@@ -20,7 +20,9 @@ import numpy as np
 import pytest
 import xarray as xr
 from chromium import Browser, executable
-from families import tiny
+from families import TINY, tiny
+from task_tokenizers import tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import repo_interp as ri
 from repo_interp.analysis.trained_task import trained_task
@@ -259,7 +261,7 @@ def test_a_point_is_dragged_and_moved_by_keys(page):
     assert len(texts(page, ".edits li")) == 1 and state(page)["edits"][0]["value"] == pytest.approx(given["value"] + 1, rel=1e-4)
     page.press("ArrowLeft")
     page.wait("JSON.parse(decodeURIComponent(location.hash.slice(1))).token === 7")
-    page.run("document.querySelector('.text').focus()")
+    page.run("document.querySelector('div.text').focus()")
     page.press("End")
     page.wait("JSON.parse(decodeURIComponent(location.hash.slice(1))).token === 29")
 
@@ -296,22 +298,40 @@ def test_what_is_refused_is_said_and_taken_back(page):
 
 
 HOSTILE = {
-    "markup": "</script><img src=x onerror=\"document.title='hit'\"><b>ladder</b> &amp; ladder",
+    "markup": "</script><img src=x onerror=\"document.title='hit'\"><b>bold</b> &amp; <!-- {{7*7}}",
     "right to left": "\u202eladder \u05d0\u05d1\u05d2 castle\u200f temple",
-    "nul and control": "ladder \0 \x1b[31m castle\ttemple\n\nharbor",
+    "nul and control": "a \0 \x1b[31m b\tc\n\nd \u2028 e",
 }
+
+
+@pytest.fixture(scope="module")
+def reader() -> Iterator[Served]:
+    """A tiny model of random weights that reads any text."""
+    config = LlamaConfig(**TINY | {"vocab_size": 640})
+    with serving(
+        Explored(ri.bridge(ri.reposition(LlamaForCausalLM(config).eval(), "repo"), tokenizer("byte_level_bpe")), "abc")
+    ) as one:
+        yield one
 
 
 @in_browser
 @pytest.mark.parametrize("case", HOSTILE)
-def test_hostile_text_is_text(page, case):
-    page.run(f"document.querySelector('textarea').value = {json.dumps(HOSTILE[case])}")
-    click(page, "Read this text")
-    page.wait("document.querySelector('.text').childElementCount !== 30")
-    assert page.run("document.title") == "Explorer" and page.run("document.querySelectorAll('img, .text b').length") == 0
-    assert len(drawn(page, "Positions")[0]) == page.run("document.querySelectorAll('.text span').length")
-    edit(page, "layer:2", "", "linearised")
-    assert texts(page, ".edits label") == [" layer 2: the token index"]
+def test_hostile_text_is_text(browser, reader, case):
+    browser.size(1280, 900)
+    open_page(browser, reader.address)
+    browser.run(f"document.querySelector('textarea').value = {json.dumps(HOSTILE[case])}")
+    click(browser, "Read this text")
+    browser.wait("document.querySelectorAll('.text span').length > 10")
+    settle(browser)
+    assert browser.run("document.title") == "Explorer" and browser.run("document.querySelectorAll('img, div.text b').length") == 0
+    shown = "".join(texts(browser, "div.text span"))
+    assert shown.startswith("<bos>") and not set(shown) & set("\0\x1b\u202e\u200f\u2028\t\n")
+    assert case != "markup" or shown.replace("␣", " ") == "<bos>" + HOSTILE[case]
+    assert len(drawn(browser, "Positions")[0]) == len(texts(browser, "div.text span"))
+    edit(browser, "layer:1", "", "linearised")
+    assert texts(browser, ".edits label") == [" layer 1: the token index"]
+    assert browser.errors == []
+    leave(browser)
 
 
 @in_browser
