@@ -64,7 +64,7 @@ export function positions(place, numbers, state, tokens) {
       traces.push({
         type: tokens.length > 1500 ? "scattergl" : "scatter", mode: tokens.length > 400 ? "lines" : "lines+markers", name: nameOf(state.heads[shown]) + (changed ? ", changed" : ""), y: values,
         line: { color: HEADS[shown], width: changed ? 2 : 1.2, dash: changed ? "dash" : "solid" }, marker: { size: changed ? 7 : 5, symbol: changed ? "diamond" : "circle" },
-        opacity: "changed" in byState(numbers.position) && !changed ? 0.45 : 1,
+        opacity: "changed" in byState(numbers.position) && !changed ? 0.6 : 1,
         text: tokens.map(written), hovertemplate: "%{x} %{text}: %{y:.4g}<extra></extra>",
       });
     });
