@@ -22,7 +22,7 @@ from repo_interp.plots.marks.drawing import counted, legend_below, note, number,
 from repo_interp.plots.marks.finding import Finding, heads_named, percent
 from repo_interp.plots.marks.heads import HeadMap, head_grid_figure
 from repo_interp.plots.marks.reading import BACKGROUND, group, has_groups, ordered_spans, pick, schemes
-from repo_interp.plots.marks.table import Table, cells
+from repo_interp.plots.marks.table import Cell, Table, cells
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
 from repo_interp.plots.view import View
 
@@ -205,37 +205,62 @@ def main_span(run: xr.DataTree) -> str | None:
 
 
 def mass_table(run: xr.DataTree) -> Table:
-    """RePo table 4, one row per span: mean attention mass per token x 100, its deviation over prompts and over heads, mass in per cent.
+    """RePo table 4, one row per span: mean attention mass per token x 100, and its deviation over prompts and over heads.
 
     Raises InputError when the run has no attention mass.
     """
     dataset = group(run, "attention_mass")
-    dataset = dataset.sel(span=ordered_spans(map(str, dataset["span"].values)))
-    per_token, mass = (
-        UNIT * dataset[name].transpose("span", "prompt", "layer", "head").values for name in ("mass_per_token", "mass")
-    )
-    columns: dict[str, list[float | None]] = {
-        "mass per token (10⁻²)": dataset["table"].values.tolist(),
-        "± over prompts": [_deviation(nanmean(own, axis=(1, 2))) for own in per_token],
-        "± over heads": [_deviation(nanmean(own, axis=0)) for own in per_token],
-        "mass (%)": [
-            float(held[np.isfinite(own)].mean()) if np.isfinite(own).any() else None
-            for held, own in zip(mass, per_token, strict=True)
-        ],
+    per_token = UNIT * dataset["mass_per_token"]
+    columns = {
+        "mass per token (10⁻²)": dataset["table"],
+        "± over prompts": per_token.mean(("layer", "head")).std("prompt", ddof=1),
+        "± over heads": per_token.mean("prompt").std(("layer", "head"), ddof=1),
     }
-    if "chance" in dataset:
-        columns["chance (%)"] = (UNIT * dataset["chance"].mean(("prompt", "layer")).values).tolist()
-    prompts = np.isfinite(per_token).any(axis=(2, 3)).sum(axis=1).tolist()
-    rows = [row for row in zip(map(str, dataset["span"].values), *columns.values(), prompts, strict=True) if row[-1]]
+    if (chance := chance_per_token(dataset)) is not None:
+        columns["chance (10⁻²)"] = UNIT * chance
     layers, heads = dataset.sizes["layer"], dataset.sizes["head"]
     return Table(
         "attention_mass",
         "Attention mass from generated tokens, by span",
         ("span", *columns, "prompts"),
-        tuple(rows),
+        _rows_of_spans(dataset, columns),
         f"{rows_in_words(dataset).capitalize()}. Mean over prompts, {layers} layers and {heads} heads each; ± is the standard deviation. "
         "Chance: equal weights on all tokens that a row sees. A dotted name is a part of its parent.",
     )
+
+
+def share_table(run: xr.DataTree) -> Table:
+    """Attention mass in per cent, one row per span: the mean, the largest head's mean over prompts, and the largest head of one prompt.
+
+    Raises InputError when the run has no attention mass.
+    """
+    dataset = group(run, "attention_mass")
+    mass = UNIT * dataset["mass"]
+    columns = {
+        "mean (%)": mass.where(dataset["mass_per_token"].notnull()).mean(("prompt", "layer", "head")),
+        "largest head (%)": mass.mean("prompt").max(("layer", "head")),
+        "in one prompt (%)": mass.max(("prompt", "layer", "head")),
+    }
+    if "chance" in dataset:
+        columns["chance (%)"] = UNIT * dataset["chance"].mean(("prompt", "layer"))
+    return Table(
+        "attention_share",
+        "Attention mass of all tokens of a span",
+        ("span", *columns, "prompts"),
+        _rows_of_spans(dataset, columns),
+        f"{rows_in_words(dataset).capitalize()}. Largest head: its mean over prompts. In one prompt: the largest mass of a head in any "
+        "prompt; where it is far above the largest head's mean, heads share the span, prompt by prompt.",
+    )
+
+
+def _rows_of_spans(dataset: xr.Dataset, columns: Mapping[str, xr.DataArray]) -> tuple[tuple[Cell, ...], ...]:
+    """Name, numbers and number of prompts of every span that a prompt has, in reading order."""
+    prompts = dataset["mass_per_token"].notnull().any(("layer", "head")).sum("prompt")
+    rows = []
+    for name in ordered_spans(map(str, dataset["span"].values)):
+        if count := int(prompts.sel(span=name)):
+            rows.append((name, *cells([float(column.sel(span=name)) for column in columns.values()]), count))
+    return tuple(rows)
 
 
 def head_table(run: xr.DataTree, span: str = "needle", most: int = 20) -> Table:
@@ -275,12 +300,6 @@ def _mass_scale(ax: Axes, per_token: np.ndarray, table: np.ndarray) -> None:
         ax.set_xlim(0, 1.08 * max([*spread, float(np.nanmax(table, initial=0.0)), 1e-12]))
 
 
-def _deviation(values: np.ndarray) -> float | None:
-    """Sample standard deviation of the finite values; None for fewer than two."""
-    finite = values[np.isfinite(values)]
-    return float(finite.std(ddof=1)) if finite.size > 1 else None
-
-
 def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
     yield "attention_mass_by_span", mass_by_span(run)
     span = main_span(run)
@@ -291,7 +310,8 @@ def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
 
 def _tables(run: xr.DataTree) -> Sequence[Table]:
     span = main_span(run)
-    return (mass_table(run),) if span is None else (mass_table(run), head_table(run, span))
+    shown = (mass_table(run), share_table(run))
+    return shown if span is None else (*shown, head_table(run, span))
 
 
 def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:

@@ -9,7 +9,7 @@ from run_fixture import OFFICIAL
 from repo_interp.errors import InputError
 from repo_interp.plots import tables
 from repo_interp.plots.marks.table import Table
-from repo_interp.plots.views.attention_mass import head_table, mass_table
+from repo_interp.plots.views.attention_mass import head_table, mass_table, share_table
 from repo_interp.plots.views.patterns import pattern_table
 from repo_interp.plots.views.ranges import range_table
 
@@ -21,7 +21,7 @@ def column(table: Table, name: str) -> list:
 
 
 def test_mass_table_is_the_official_table_4(small):
-    """±: a standard deviation, absent for the one prompt with a second needle. Masses of the top spans are all of the attention."""
+    """±: a standard deviation, absent for the one prompt with a second needle."""
     table = mass_table(small)
     spans = dict(zip(column(table, "span"), table.rows, strict=True))
     for span, expected in ANALYSIS["attention_mass"]["mean_over_sequences"].items():
@@ -30,7 +30,16 @@ def test_mass_table_is_the_official_table_4(small):
     sequences = [100 * one["needle"]["per_token"] for one in ANALYSIS["attention_mass"]["per_sequence"]]
     assert spans["needle"][2] == pytest.approx(np.std(sequences, ddof=1), abs=1e-5)
     assert spans["needle.2"][2] is None and table.formatted()[list(spans).index("needle.2")][2] == "–"
-    assert 90 < sum(spans[span][4] for span in ("needle", "query", "rest", "generated")) <= 100 + 1e-6
+
+
+def test_shares_are_those_of_the_run(small):
+    """Masses of the top spans are all of the attention; the largest head is that of the run's means, and of its prompts."""
+    table = share_table(small)
+    spans = dict(zip(column(table, "span"), table.rows, strict=True))
+    assert 90 < sum(spans[span][1] for span in ("needle", "query", "rest", "generated")) <= 100 + 1e-6
+    mass = 100 * small["attention_mass"]["mass"].sel(span="needle").transpose("prompt", "layer", "head").values
+    assert spans["needle"][2] == pytest.approx(np.nanmean(mass, 0).max())
+    assert spans["needle"][3] == pytest.approx(np.nanmax(mass)) and spans["needle"][3] > spans["needle"][2]
 
 
 def test_pattern_table_has_the_official_shares(small):
@@ -63,7 +72,7 @@ def test_head_table_ranks_and_keeps_the_spread_over_prompts(small):
 
 
 def test_tables_follow_the_groups(small):
-    assert [table.name for table in tables(small)] == ["positions", "attention_mass", "heads", "patterns"]
+    assert [table.name for table in tables(small)] == ["positions", "attention_mass", "attention_share", "heads", "patterns"]
     assert all(len(row) == len(table.columns) for table in tables(small) for row in table.rows)
     assert tables(small)[-1].numeric == (False, False, True, True, True)
 

@@ -63,7 +63,7 @@ def test_what_says_little_is_folded_and_still_there(small, no_pictures, tmp_path
     page = report_page(plain, tmp_path / "plain.html").read_text(encoding="utf-8")
     assert page.count("<details><summary>Figures and tables, which say little about this run") == 2
     assert "Ranges of positions, max − min" in page
-    assert {table.name for table in tables(plain)} == {"positions", "attention_mass", "heads", "patterns"}
+    assert {table.name for table in tables(plain)} == {"positions", "attention_mass", "attention_share", "heads", "patterns"}
 
 
 def test_a_page_with_nothing_to_click_has_no_script(no_pictures, tmp_path):
