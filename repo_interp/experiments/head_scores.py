@@ -11,7 +11,8 @@ Retrieval (Wu et al. 2024), top-k copy, averaged over prompts:
     R_h = share of the generated t that stand in the source for which the model says t, and one of h's k strongest keys is that t in it
 
 Wu et al. divide by the tokens of the whole needle, all of which their answers repeat. The model says t where t is its most likely token
-after the reference before it, which is greedy generation up to the first wrong token. `models.direct_path` defines the contribution.
+after the reference before it, which is greedy generation up to the first wrong token. `models.direct_path` defines the contribution;
+a layer without a direct path has none (NaN).
 
 Rows of attention are computed in parts of at most `CELLS` weights, and of a long prompt `rows` of them, evenly spread; no map of a head is
 kept. Knows nothing about names and thresholds.
@@ -219,7 +220,8 @@ def _finish(
     said = next_token_logits(path.model, hidden[0, answers.rows]).argmax(-1) == answers.tokens
     copied = answers.same.any(-1)
     for layer, values in moved.items():
-        scores["contribution"][layer] = path.contributions(layer, values, answers.rows, answers.tokens).mean(0).cpu().numpy()
+        if layer in path.layers:
+            scores["contribution"][layer] = path.contributions(layer, values, answers.rows, answers.tokens).mean(0).cpu().numpy()
         if copied.any():
             scores["retrieval"][layer] = ((on_token[layer] * said).sum(-1) / copied.sum()).cpu().numpy()
 

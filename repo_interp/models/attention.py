@@ -143,12 +143,10 @@ class RepositionedAttention:
         return self.module.training
 
     @property
-    def output_projection(self) -> nn.Module:
-        """What maps the heads' weighted values to the model's width. Raises InputError where a family has no such module."""
-        for name in ("o_proj", "out_proj", "dense", "c_proj", "wo", "Wo"):
-            if (projection := getattr(self.module, name, None)) is not None:
-                return projection
-        raise InputError(f"layer {self.layer_idx} ({type(self.module).__name__}) has no output projection that is known here")
+    def output_projection(self) -> nn.Module | None:
+        """What maps the heads' weighted values to the model's width; None where a family has no such module."""
+        names = ("o_proj", "out_proj", "dense", "c_proj", "wo", "Wo")
+        return next((projection for name in names if (projection := getattr(self.module, name, None)) is not None), None)
 
     @property
     def running(self) -> Pass:

@@ -101,7 +101,7 @@ def next_token_logits(model: nn.Module, hidden: Float[Tensor, "row width"]) -> F
         owner.base_model_prefix if owner.base_model_prefix in owner._modules else "model"
     )  # Llama 4's prefix names another model
     decoder = owner._modules[name]
-    owner._modules[name] = _GivenDecoder(hidden[None])
+    owner._modules[name] = _GivenDecoder(hidden[None], decoder)
     try:
         return owner(inputs_embeds=hidden[None], use_cache=False).logits[0].float()
     finally:
@@ -109,16 +109,20 @@ def next_token_logits(model: nn.Module, hidden: Float[Tensor, "row width"]) -> F
 
 
 class _GivenDecoder(nn.Module):
-    """Stands in for a decoder whose last hidden states are known."""
+    """Stands in for `decoder`, whose last hidden states are known; has its numbers (Falcon H1 reads the head's factor there)."""
 
-    def __init__(self, hidden: Tensor) -> None:
+    def __init__(self, hidden: Tensor, decoder: nn.Module) -> None:
         super().__init__()
-        self.hidden = hidden
+        self.hidden, self.numbers = hidden, vars(decoder)
 
     @property
     def decoder(self) -> _GivenDecoder:
         """Itself, for a family whose model has its decoder inside (OPT)."""
         return self
+
+    def __getattr__(self, name: str) -> Any:
+        numbers = self.__dict__.get("numbers", {})
+        return numbers[name] if name in numbers else super().__getattr__(name)
 
     def forward(self, *arguments: Any, **keywords: Any) -> _GivenStates:
         """The known states."""

@@ -9,12 +9,13 @@ G_i a gate between the heads and W_O (Qwen3-Next). A soft cap on the logits is l
 part of it.
 
 Which norms and factors a family has is measured on one short pass, not listed: `_added` looks for the place where a layer's input and what
-its attention wrote are added. Knows nothing about which rows, tokens and sources are of interest.
+its attention wrote are added. Where there is no such place (a convolution behind attention, experts as its output projection, several
+streams), the layer has no direct path. Knows nothing about which rows, tokens and sources are of interest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +24,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from repo_interp.errors import InputError
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.bridge import model_of
 from repo_interp.models.capture import decode, next_token_logits
@@ -70,6 +70,11 @@ class DirectPath:
     final: Norm | None = None
     after_attention: dict[int, Norm] = field(default_factory=dict)
 
+    @property
+    def layers(self) -> Collection[int]:
+        """The layers whose attention has a direct path to the logits."""
+        return self.factors.keys()
+
     def contributions(
         self,
         layer: int,
@@ -77,7 +82,9 @@ class DirectPath:
         rows: Int[Tensor, "row"],
         answers: Int[Tensor, "row"],
     ) -> Float[Tensor, "row head"]:
-        """What `moved`, sums of weighted values, add to the logit of `answers[r]` at token `rows[r]`, once the pass has ended."""
+        """What `moved`, sums of weighted values of one of `layers`, add to the logit of `answers[r]` at token `rows[r]`, once the pass has
+        ended.
+        """
         assert self.final is not None
         unembedding = inner(self.model.get_output_embeddings()).weight
         directions = self.final.pulled_back((unembedding[answers] - unembedding.mean(0)).float(), rows)
@@ -92,10 +99,7 @@ class DirectPath:
 
 @contextmanager
 def direct_path(model: nn.Module) -> Iterator[DirectPath]:
-    """While the context lasts, what the latest pass of one prompt leaves behind. `model`: repositioned, or a bridge.
-
-    Raises InputError for a family whose last norm, or the place where attention's output is added, is not found.
-    """
+    """While the context lasts, what the latest pass of one prompt leaves behind. `model`: repositioned, or a bridge."""
     final, added = _measured(model)
     path = DirectPath(model_of(model), {layer: factor for layer, (_, factor) in added.items()}, _logit_factor(model))
 
@@ -105,12 +109,15 @@ def direct_path(model: nn.Module) -> Iterator[DirectPath]:
     with ExitStack() as hooks:
         hooks.enter_context(attention_values(model, path.values.__setitem__))
         for attention in attentions(model):
+            if attention.layer_idx not in added:
+                continue
             after = added[attention.layer_idx][0]
             if after is not None:
                 store = _remembering(lambda norm, layer=attention.layer_idx: path.after_attention.__setitem__(layer, norm))
                 hooks.callback(after.register_forward_hook(store).remove)
             _remember_gate(attention, path.gates, hooks)
-        hooks.callback(final.register_forward_hook(_remembering(store_final)).remove)
+        if final is not None:
+            hooks.callback(final.register_forward_hook(_remembering(store_final)).remove)
         yield path
 
 
@@ -135,6 +142,8 @@ def _remembering(store: Callable[[Norm], None]) -> Callable:
 def _remember_gate(attention: RepositionedAttention, gates: dict[int, Tensor], hooks: ExitStack) -> None:
     """Keep what stands between the heads' outputs and their projection: 1 but where a family gates them."""
     attended: list[Tensor] = []
+    projection = attention.output_projection
+    assert projection is not None  # `_added` has seen it
 
     def heads(module: nn.Module, arguments: tuple, output: Tensor) -> None:
         attended[:] = [output[0].reshape(output.shape[1], -1)]
@@ -144,7 +153,7 @@ def _remember_gate(attention: RepositionedAttention, gates: dict[int, Tensor], h
         gates[attention.layer_idx] = torch.where(plain == 0, 1.0, given / plain).float()
 
     hooks.callback(attention.sites.attended.register_forward_hook(heads).remove)
-    hooks.callback(attention.output_projection.register_forward_pre_hook(projected).remove)
+    hooks.callback(projection.register_forward_pre_hook(projected).remove)
 
 
 def _pulled_through(projection: Any, directions: Float[Tensor, "row width"], width: int) -> Float[Tensor, "row inner"]:
@@ -184,8 +193,11 @@ class _Calls:
             self.made.append((module, given.float(), gave.float()))
 
 
-def _measured(model: nn.Module) -> tuple[nn.Module, dict[int, tuple[nn.Module | None, float]]]:
-    """The norm outside of layers that a pass calls last; and by layer what `_added` finds. Costs one pass of `TOKENS` tokens."""
+def _measured(model: nn.Module) -> tuple[nn.Module | None, dict[int, tuple[nn.Module | None, float]]]:
+    """The norm outside of layers that a pass calls last, None without one; and what `_added` finds, by layer where it finds something.
+
+    Costs one pass of `TOKENS` tokens.
+    """
     layers = {id(block): {id(module) for module in block.modules()} for block in blocks(model)}
     inside = set().union(*layers.values())
     own = {attention.layer_idx: {id(module) for module in attention.module.modules()} for attention in attentions(model)}
@@ -205,31 +217,28 @@ def _measured(model: nn.Module) -> tuple[nn.Module, dict[int, tuple[nn.Module | 
     width = inner(model_of(model).get_output_embeddings()).weight.shape[-1]
     final = [module for module, _, gave in outside.made if gave.shape[-1] == width]
     if not final:
-        raise InputError(
-            f"a {model_of(model).config.model_type} has no final norm, through which the direct path of a head could be followed; "
-            "leave the atlas out"
-        )
+        return None, {}
     found = {}
     for attention in attentions(model):
         (block,) = [block for block, modules in layers.items() if id(attention.module) in modules]
         added = _added(calls[block].made, attention.output_projection)
-        if added is None:
-            raise InputError(
-                f"layer {attention.layer_idx} of this {model_of(model).config.model_type} changes what its attention writes before it is "
-                "added, so the direct path of a head cannot be followed; leave the atlas out"
-            )
-        found[attention.layer_idx] = added
+        if added is not None:
+            found[attention.layer_idx] = added
     return final[-1], found
 
 
-def _added(calls: Sequence[tuple[nn.Module, Tensor, Tensor]], projection: nn.Module) -> tuple[nn.Module | None, float] | None:
+def _added(
+    calls: Sequence[tuple[nn.Module, Tensor, Tensor]], projection: nn.Module | None
+) -> tuple[nn.Module | None, float] | None:
     """The norm of attention's output, None without one, and the factor r with which it is added; None where the place is not found.
 
     x + r w is looked for among what parts of the layer were given, and what the layer gave, less what one of its parts gave (a feed-forward
     part beside attention); x is the layer's input, w attention's output, normed where a part was given just it.
     """
     _, entered, left = calls[-1]  # the layer itself ends last
-    wrote = next(gave for module, _, gave in calls if module is projection)
+    wrote = next((gave for module, _, gave in calls if module is projection), None)
+    if wrote is None:
+        return None
     norm = next((module for module, given, _ in calls if _is_norm(module) and _same(given, wrote)), None)
     written = wrote if norm is None else next(gave for module, _, gave in calls if module is norm)
     if written.numel() != entered.numel():

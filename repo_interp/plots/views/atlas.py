@@ -237,8 +237,22 @@ def atlas_table(run: xr.DataTree) -> Table:
         f"{atlas.attrs.get('prompts', 0)} prompts, {atlas.attrs.get('sequences', 0)} sequences of {atlas.attrs.get('repeated_tokens', 0)} "
         "random tokens, repeated. A dash: this run has nothing to measure it by."
     )
+    if without := _without_direct_path(atlas):
+        note += (
+            f" Contributions are missing in layers {', '.join(without)}: no place was found there where attention's output is added to "
+            "the residual stream."
+        )
     columns = ("name", "heads", "which", "threshold", "largest of twins", "rule")
     return Table("atlas", "Heads by name", columns, tuple(rows), note)
+
+
+def _without_direct_path(atlas: xr.Dataset) -> list[str]:
+    """The layers whose heads have an answer's source, but no contribution to the answer."""
+    if "source_mass" not in atlas:
+        return []
+    answered = atlas["source_mass"].notnull().any("head")
+    contributed = atlas["contribution"].notnull().any("head") if "contribution" in atlas else xr.zeros_like(answered)
+    return [str(layer) for layer in atlas["layer"].values[(answered & ~contributed).values]]
 
 
 def embed(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -9,11 +9,13 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 import repo_interp as ri
-from benchmarks.families import small_configuration
+from benchmarks.families import small_configuration, small_model
 from repo_interp.models.capture import capture
 from repo_interp.models.direct_path import direct_path, inner
-from repo_interp.models.reposition import attentions, blocks, decoder_of, with_layout
+from repo_interp.models.reposition import attentions, blocks, decoder_of, layer_count, with_layout
+from repo_interp.plots.views.atlas import atlas_table
 from repo_interp.positions.rotary import expand_heads
+from repo_interp.tasks.prompt import Prompt
 
 NORMS_OUTPUT = ("olmo2", "olmo3", "gemma2", "gemma3", "gemma3_text")
 ROWS = torch.tensor([3, 9])
@@ -156,3 +158,22 @@ def test_norms_and_factors_are_measured_in_one_pass():
     with direct_path(model):
         assert len(passes) == 1
     handle.remove()
+
+
+@pytest.mark.parametrize("family", ["inkling_text", "gemma3n_text", "jetmoe", "longcat_flash", "falcon_h1"])
+def test_layers_whose_sum_with_attention_is_not_found_have_no_direct_path(family):
+    """A convolution, several streams, experts that project, a second attention, a state space model beside: contributions are left out."""
+    model = with_layout(small_model(family), None)
+    prompt = Prompt(tokens=tuple(range(3, 15)), spans={"needle": (4,)}, generated=(10, 11))
+    run = ri.analyze(ri.bridge(model), [prompt], ["positions"], experiments=[ri.experiments.Atlas(twins=1, sequences=1)])
+    atlas = run["atlas"].to_dataset()
+    with direct_path(model) as path:
+        without = set(range(layer_count(model))) - set(path.layers)
+    assert without
+    assert atlas["source_mass"].notnull().all()
+    if "contribution" in atlas:
+        missing = atlas["contribution"].isnull().all("head")
+        assert set(atlas["layer"].values[missing.values]) == without
+        assert not atlas["contribution"].isnull().any("head")[~missing].any()
+    note = atlas_table(run).note
+    assert f"Contributions are missing in layers {', '.join(map(str, sorted(without)))}:" in note
