@@ -141,11 +141,13 @@ def _concluded(request: Request, observed: Iterable[Observation], faults: Faults
 def _described(groups: Mapping[str, xr.Dataset], request: Request) -> dict[str, xr.Dataset]:
     """Those of `groups` that go with tokens, with the tokens of their prompts."""
     prompts, tokenizer = request.prompts, tokenizer_of(request.bridge)
-    described = {
-        name: groups[name].merge(describe_prompts(of_group, tokenizer))
-        for name, of_group in (("positions", prompts), ("attention_rows", prompts[:1]))
-        if name in groups
-    }
+    described = {}
+    if "positions" in groups:
+        described["positions"] = groups["positions"].merge(describe_prompts(prompts, tokenizer))
+    if "attention_rows" in groups:
+        rows = groups["attention_rows"]
+        count = 1 + int(rows["prompt"].max()) if "prompt" in rows else 1
+        described["attention_rows"] = rows.merge(describe_prompts(prompts[:count], tokenizer), fill_value={"prompt_key": -1})
     if "predictions" in groups:
         described["predictions"] = describe_predictions(groups["predictions"], prompts[0], tokenizer)
     return described

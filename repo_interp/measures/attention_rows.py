@@ -1,11 +1,12 @@
-"""Where tokens look: the strongest keys of rows of attention, of every head over the first prompt.
+"""Where tokens look: the strongest keys of rows of attention, of every head over the first prompts.
 
     A_ij = softmax_j W_ij        of row i the largest A_ij are kept, and the j that they stand at; the rest holds 1 - their sum
     W_ij = ln A_ij + L_i         L_i = ln sum_j exp W_ij, the row's `log_total`, so that logits can be had from weights
 
-A head has room for `rows` x `keys` weights. Rows are all tokens of the prompt where these are no more than `rows`, each with as many keys
-as there is then room for, so that the rows of a short prompt are whole; else the tokens of its spans, as many as there is room for, and
-others evenly spread between them, each with `keys`. Computed in parts of rows: no n x n map is kept of a long prompt, at most `_CELLS`
+Of the first prompt a head has room for `rows` x `keys` weights. Rows are all tokens of the prompt where these are no more than `rows`, each
+with as many keys as there is then room for, so that the rows of a short prompt are whole; else the tokens of its spans, as many as there
+is room for, and others evenly spread between them, each with `keys`. Of the first `prompts` prompts, those of up to `rows` tokens, every
+token's `prompt_keys` strongest keys are kept besides. Computed in parts of rows: no n x n map is kept of a long prompt, at most `_CELLS`
 cells exist at a time.
 
 Knows nothing about what the spans mean.
@@ -16,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+import numpy as np
 import torch
 import xarray as xr
 from annotated_types import Interval
@@ -23,11 +25,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts, with_sinks
-from repo_interp.measures.labels import arrays, described
+from repo_interp.measures.labels import Arrays, arrays, described
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 
 _CELLS = 2**20
 """Logits that exist at a time."""
+_OF_PROMPTS = ("prompt_weight", "prompt_key", "prompt_log_total")
+"""Variables of several prompts."""
 _NOT_MARKED = ("rest", "separator")
 """Spans, beside segments, that say nothing about which rows are of interest."""
 
@@ -67,29 +71,55 @@ class AttentionRows(Measure):
     """Most rows."""
     keys: Annotated[int, Interval(ge=1, le=4096)] = 16
     """Strongest keys of a row; of fewer rows more, `rows` x `keys` in all."""
+    prompts: Annotated[int, Interval(ge=1, le=65_536)] = 8
+    """Prompts, the first ones, of which every token has a row, where they have no more than `rows` tokens."""
+    prompt_keys: Annotated[int, Interval(ge=1, le=4096)] = 4
+    """Strongest keys of each of these rows."""
     name: str = "attention_rows"
 
     @property
     def needs(self) -> Needs:
         """What some prompts, layers or heads lack, and ratios and correlations that are undefined, are NaN."""
-        return Needs(nan=("weight",))
+        return Needs(nan=("weight", *_OF_PROMPTS))
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """Weights and keys [layer, head, query, rank], and totals of rows, of the first prompt."""
+        """Weights and keys, and totals of rows: of the first prompt [layer, head, query, rank], of several [..., token, strongest]."""
+        return Statistics(per_prompt=self._of_prompts(inputs), first_prompt=self._of_first_prompt(inputs, spans))
+
+    def _of_first_prompt(self, inputs: AttentionInputs, spans: Spans) -> Arrays:
         first = inputs.row_of_first_prompt
         if first is None:
-            return Statistics()
+            return Arrays()
         prompt = select_prompts(inputs, slice(first, first + 1))
         rows = rows_of_interest(prompt.valid[0], spans, first, self.rows)
         weights, keys, totals = strongest_keys(prompt, rows, max(self.keys, self.rows * self.keys // len(rows)))
         axes = ("layer", "head", "query", "rank")
         # float32, and doubles that hold whole numbers exactly: so the compressed run file is smaller, and parts of it merge.
         kept = {"weight": (axes, weights.float()), "key": (axes, keys.double()), "log_total": (axes[:-1], totals.float())}
-        return Statistics(first_prompt=arrays(inputs, kept, query=rows.tolist(), rank=range(weights.shape[-1])))
+        return arrays(inputs, kept, query=rows.tolist(), rank=range(weights.shape[-1]))
+
+    def _of_prompts(self, inputs: AttentionInputs) -> Arrays:
+        counts = inputs.valid.sum(1)
+        chosen = ((inputs.prompts.to(counts.device) < self.prompts) & (counts <= self.rows)).nonzero()[:, 0].tolist()
+        if not chosen:
+            return Arrays()
+        shape = (len(chosen), inputs.heads, inputs.valid.shape[1], self.prompt_keys)
+        weights, keys, totals = (np.full(size, np.nan, np.float32) for size in (shape, shape, shape[:-1]))
+        for place, row in enumerate(chosen):
+            tokens = inputs.valid[row].nonzero()[:, 0]
+            found = strongest_keys(select_prompts(inputs, slice(row, row + 1)), tokens, self.prompt_keys)
+            weight, key, total = (each.float().cpu().numpy() for each in found)
+            kept = slice(int(tokens[0]), int(tokens[-1]) + 1)
+            weights[place, :, kept, : weight.shape[-1]], keys[place, :, kept, : key.shape[-1]] = weight, key
+            totals[place, :, kept] = total
+        axes = ("prompt", "layer", "head", "token", "strongest")
+        values = zip(_OF_PROMPTS, (axes, axes, axes[:-1]), (weights, keys, totals), strict=True)
+        labels = {"prompt": inputs.prompts[chosen].tolist(), "strongest": range(self.prompt_keys)}
+        return arrays(inputs, {name: (own, array) for name, own, array in values}, **labels)
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `attention_rows` of a run."""
-        measured = statistics.first_prompt
+        measured, of_prompts = statistics.first_prompt, statistics.per_prompt
         group = xr.Dataset(
             {
                 "weight": described(measured["weight"], "largest attention weights of a row of the first prompt", "1"),
@@ -99,7 +129,15 @@ class AttentionRows(Measure):
                 ),
             }
         )
-        return group.assign_coords({axis: group[axis].astype("int64") for axis in ("query", "rank")})
+        group = group.assign_coords({axis: group[axis].astype("int64") for axis in ("query", "rank")})
+        if not of_prompts:
+            return group
+        weight, key, total = (of_prompts[name] for name in _OF_PROMPTS)
+        return group.assign(
+            prompt_weight=described(weight, "largest attention weights of every token's row; NaN in long prompts", "1"),
+            prompt_key=described(key.fillna(-1).astype("int32"), "token that the weight is on; -1: none", "tokens"),
+            prompt_log_total=described(total, "logarithm of the sum of exponentials of the row's logits", "logits"),
+        )
 
 
 def _rows(valid: Bool[Tensor, "token"], marked: list[Bool[Tensor, "token"]], most: int) -> Int[Tensor, "row"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_inputs import CASES, random_inputs
+from attention_inputs import CASES, PADDED, random_inputs
 from torch.testing import assert_close
 
 from repo_interp.errors import InputError
@@ -30,7 +30,7 @@ def test_weights_are_the_largest_of_the_dense_softmax(case, cells, monkeypatch):
     assert_close(dense.gather(-1, keys.clamp_min(0))[seen], weights[seen])
 
 
-def test_a_run_holds_the_rows_of_its_first_prompt_alone():
+def test_rows_of_the_first_prompt_fit_into_their_budget():
     inputs = random_inputs(tokens=24, layer=3)
     measure = AttentionRows(rows=8, keys=4)
     spans = {"needle": torch.zeros(2, 24, dtype=torch.bool), "rest": torch.ones(2, 24, dtype=torch.bool)}
@@ -41,9 +41,37 @@ def test_a_run_holds_the_rows_of_its_first_prompt_alone():
     assert group["key"].sel(query=group["query"].values[0]).min() == -1
     assert not measure.observe(random_inputs(first_prompt=1), spans).first_prompt
     kept = AttentionRows(rows=48, keys=4)  # room for 48 x 4 weights of a head: 8 keys for each of 24 rows
-    assert kept.conclude(kept.observe(inputs, spans)).sizes == {"layer": 1, "head": inputs.heads, "query": 24, "rank": 8}
+    assert kept.conclude(kept.observe(inputs, spans))["weight"].shape == (1, inputs.heads, 24, 8)
     everything = AttentionRows(keys=99)
     assert everything.conclude(everything.observe(inputs, spans))["weight"].sum("rank").values == pytest.approx(1)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_token_of_the_first_prompts_has_its_strongest_keys(case):
+    inputs = random_inputs(**CASES[case])
+    group = kept_rows(inputs, prompt_keys=3).sel(layer=inputs.layer)
+    for row in range(len(inputs.valid)):
+        tokens = inputs.valid[row].nonzero()[:, 0]
+        dense = select_prompts(inputs, slice(row, row + 1)).pattern(tokens)[0].float()
+        largest = dense.topk(3, dim=-1).values
+        own = group.sel(prompt=row, token=tokens.tolist()).transpose("head", "token", "strongest", ...)
+        weights, keys = (torch.from_numpy(own[name].values) for name in ("prompt_weight", "prompt_key"))
+        assert_close(weights.nan_to_num(0.0), largest)
+        assert_close(torch.where(keys < 0, 0.0, dense.gather(-1, keys.long().clamp_min(0))), largest)
+
+
+def test_prompts_that_are_too_many_or_too_long_have_no_rows():
+    inputs = random_inputs(valid=PADDED)
+    long, short = sorted(inputs.valid.sum(1).tolist(), reverse=True)
+    assert kept_rows(inputs)["prompt"].values.tolist() == [0, 1]
+    assert kept_rows(inputs, prompts=1)["prompt"].values.tolist() == [0]
+    assert kept_rows(inputs, rows=long - 1)["prompt"].values.tolist() == [int(inputs.valid.sum(1).argmin())]
+    assert "prompt" not in kept_rows(inputs, rows=short - 1).dims
+
+
+def kept_rows(inputs, **parameters):
+    measure = AttentionRows(**parameters)
+    return measure.conclude(measure.observe(inputs, {"rest": torch.ones_like(inputs.valid)}))
 
 
 def test_no_rows_are_no_measure():

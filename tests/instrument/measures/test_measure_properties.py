@@ -334,7 +334,8 @@ def test_padding(name, whole, left, right):
             values = values.sel({axis: whole[key][axis].values})
         narrow[key] = values
     if name == "attention_rows":  # its keys are numbers of tokens
-        narrow["key"] = narrow["key"].where(narrow["key"] < 0, narrow["key"] - left).astype("int32")
+        for key in ("key", "prompt_key"):
+            narrow[key] = narrow[key].where(narrow[key] < 0, narrow[key] - left).astype("int32")
     assert_same(xr.Dataset(narrow), whole)
 
 
