@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -44,9 +45,9 @@ SEEN = ri.tasks.Prompt(
 )
 
 
-def measured(layout: str, measures: tuple) -> xr.DataTree:
+def measured(layout: str, measures: tuple, prompts: tuple = (SEEN,)) -> xr.DataTree:
     """A run of a tiny model of random weights over the twelve words."""
-    run = ri.analyze(ri.bridge(ri.reposition(tiny("llama"), layout)), SEEN, measures)
+    run = ri.analyze(ri.bridge(ri.reposition(tiny("llama"), layout)), list(prompts), measures)
     run.attrs["checkpoint"] = f"tiny/{layout}"
     return run
 
@@ -61,7 +62,7 @@ FOUND = [
 
 @pytest.fixture(scope="module")
 def rope() -> xr.DataTree:
-    return measured("rope", ("attention_mass", *TOKENS))
+    return measured("rope", ("attention_mass", *TOKENS), (SEEN, replace(SEEN, tokens=SEEN.tokens[::-1])))
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +208,7 @@ def test_a_map_shows_the_largest_prompt_and_the_chosen_one_and_a_table_is_saved(
     saved = browser.run("""new Promise((done) => {
         const address = URL.createObjectURL;
         URL.createObjectURL = (blob) => { blob.text().then(done); return address(blob); };
-        [...document.querySelectorAll('#attention_mass caption .save')].filter((one) => one.textContent === 'CSV')[1].click();
+        [...document.querySelectorAll('#attention_mass caption .save')].filter((one) => one.textContent === 'CSV').pop().click();
     })""")
     first, second = list(csv.reader(saved.splitlines()))[:2]
     assert first[:3] == ["rank", "layer", "head"] and len(first) == len(second)
@@ -336,6 +337,12 @@ def test_a_run_without_positions_opens_on_its_heads_and_shows_where_they_look(op
     there = np.log(own["weight"].values[:10]) + float(own["log_total"])
     assert sorted(distances) == list(range(10))
     assert sorted(logits) == pytest.approx(sorted(there.tolist()), abs=2e-3)
+    browser.run("Object.assign(document.querySelector('#explorer-prompt'), {value: 1}).dispatchEvent(new Event('change'))")
+    browser.run("document.querySelector('#explorer-text [data-token=\"7\"]').click()")
+    other = rows.sel(prompt=1, layer=1, head=2, token=7)
+    keys, weights = browser.run(f"[{bars}.x, {bars}.y]")
+    assert keys == other["prompt_key"].values.tolist()
+    assert weights == pytest.approx((100 * other["prompt_weight"].values).tolist(), rel=1e-3)
 
 
 def test_a_token_without_a_row_names_the_nearest_one_that_has(opened):
@@ -369,7 +376,7 @@ def test_what_is_chosen_on_one_side_of_a_comparison_is_chosen_on_the_other(opene
     assert browser.run("[...document.querySelectorAll('.switch input:checked')].map((one) => one.value)") == ["own", "own"]
     address = browser.run("location.hash")
     browser = opened("compared.html", address, width=420, dark=True)
-    assert browser.run(tokens) == ["8", "8"] and browser.run(chosen) == ["1/3", "1/3"]
+    browser.wait(f"String({chosen}) === '1/3,1/3' && String({tokens}) === '8,8'")
     assert browser.run("document.documentElement.scrollWidth") <= 420
 
 

@@ -8,7 +8,7 @@ Images are coarsened by means of 2 x 2 until all heads fit into `MOST_IMAGE` byt
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,9 @@ MOST_POINTS = 160
 MOST_IMAGE = 6_000_000
 """Bytes of all the images of a chart in the page."""
 MOST_ROWS = 1_600_000
-"""Bytes of all the rows of attention in the page."""
+"""Bytes of the rows of attention of a prompt in the page."""
+MOST_OTHER_ROWS = 1_000_000
+"""Characters of the rows of all prompts but the first in the page."""
 FEWEST_RANKS = 4
 """Strongest keys of a row of attention in the page, at least."""
 LEAST_LOGARITHM = -32.0
@@ -142,17 +144,16 @@ class HeadNumber:
 
 
 @dataclass(frozen=True)
-class HeadRows:
+class PromptRows:
     """The largest attention `weights` [layer, head, query, rank] of tokens of prompt `prompt`, and the `keys` that they are on.
 
     `totals` [layer, head, query]: the logarithm of the sum of exponentials of each row's logits, so that logit = ln weight + total.
     """
 
-    title: str
+    prompt: int
     weights: xr.DataArray
     keys: xr.DataArray
     totals: xr.DataArray
-    prompt: int
 
     def data(self) -> dict[str, Any]:
         """The rows as JSON: of every weight its logarithm in 16 bits between `LEAST_LOGARITHM` and 0, 32 bits per key and total.
@@ -171,18 +172,34 @@ class HeadRows:
             levels = np.where(keys < 0, NOTHING, np.round((1 - logarithms / LEAST_LOGARITHM) * (NOTHING - 1))).astype("<u2")
         totals = self.totals.transpose("layer", "head", "query").values[..., shown]
         return {
-            "kind": "rows",
-            "title": self.title,
             "prompt": self.prompt,
             "kept": self.weights.sizes["query"],
             "queries": [int(query) for query in self.weights["query"].values[shown]],
             "ranks": ranks,
-            "least": LEAST_LOGARITHM,
             "weights": _base64(levels),
             "keys": _base64(np.ascontiguousarray(keys, dtype="<i4")),
             "totals": _base64(np.ascontiguousarray(totals, dtype="<f4")),
-            **head_axes(self.weights),
         }
+
+
+@dataclass(frozen=True)
+class HeadRows:
+    """Rows of attention of several prompts, as many of the first ones as fit into `MOST_OTHER_ROWS` bytes beside the first."""
+
+    title: str
+    prompts: Sequence[PromptRows]
+
+    def data(self) -> dict[str, Any]:
+        """The rows of every prompt as JSON."""
+        kept, room = [self.prompts[0].data()], MOST_OTHER_ROWS
+        for prompt in self.prompts[1:]:
+            rows = prompt.data()
+            room -= sum(len(part) for part in rows.values() if isinstance(part, str))
+            if room < 0:
+                break
+            kept.append(rows)
+        axes = head_axes(self.prompts[0].weights)
+        return {"kind": "rows", "title": self.title, "least": LEAST_LOGARITHM, "prompts": kept, **axes}
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import xarray as xr
 
-from repo_interp.plots.marks.head_charts import HeadChart, HeadRows
+from repo_interp.plots.marks.head_charts import HeadChart, HeadRows, PromptRows
 from repo_interp.plots.marks.heads import HeadMap
 from repo_interp.plots.marks.reading import checkpoint_name, first_prompt, group, has_groups
 from repo_interp.plots.view import Interactive, PageOptions, View
@@ -19,10 +19,16 @@ from repo_interp.plots.views.explorer import EXPLORER
 
 
 def _head_charts(run: xr.DataTree) -> Sequence[HeadChart]:
-    """The rows of every head over the first prompt."""
+    """The rows of every head: of the first prompt, and of others that the run keeps."""
     rows, shown = group(run, "attention_rows"), first_prompt(run)
-    prompt = 0 if shown is None else shown.prompt
-    return [HeadRows("Attention of the chosen token", rows["weight"], rows["key"], rows["log_total"], prompt)]
+    first = 0 if shown is None else shown.prompt
+    prompts = [PromptRows(first, rows["weight"], rows["key"], rows["log_total"])]
+    for prompt in rows["prompt"].values.tolist() if "prompt_weight" in rows else ():
+        own = rows[["prompt_weight", "prompt_key", "prompt_log_total"]].sel(prompt=prompt)
+        own = own.dropna("token", subset=["prompt_log_total"], how="all").rename(token="query", strongest="rank")
+        if prompt != first and own.sizes["query"]:
+            prompts.append(PromptRows(prompt, own["prompt_weight"], own["prompt_key"], own["prompt_log_total"]))
+    return [HeadRows("Attention of the chosen token", prompts)]
 
 
 def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
@@ -49,12 +55,12 @@ def _embed(run: xr.DataTree, options: PageOptions) -> tuple[Any, Sequence[str]]:
 VIEW = View(
     "attention_rows",
     "Where a token looks",
-    "Attention after the softmax from a token of the first prompt to the keys that it looks at most, and the logits by their distance: "
+    "Attention after the softmax from a token to the keys that it looks at most, and the logits by their distance: "
     "choose a head and a token.",
     head_maps=_head_maps,
     head_charts=_head_charts,
     interactive=Interactive(EXPLORER.markup, EXPLORER.script, _embed, EXPLORER.parts),
     describe=lambda run: f"Attention in {checkpoint_name(run)}",
     compared=(),
-    not_averaged=("weight", "key", "log_total"),
+    not_averaged=("weight", "key", "log_total", "prompt_weight", "prompt_key", "prompt_log_total"),
 )

@@ -48,8 +48,9 @@ def embed(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any], tuple
     """
     if "positions" not in run.children:
         data, prompts = _without_positions(run), int(run.attrs.get("prompts", 1))
-        kept = f"Texts and rows of attention are kept for prompt {data['prompts'][0]['prompt']} alone, of {prompts}."
-        return data, (kept,) if prompts > 1 else ()
+        kept = [prompt["prompt"] for prompt in data["prompts"]]
+        left = prompts > len(kept)
+        return data, (f"The run keeps the texts of {len(kept)} of {prompts} prompts: {_stretches(kept)}.",) if left else ()
     positions, budget = group(run, "positions"), options.budget
     asked = [int(prompt) for prompt in (positions["prompt"].values if options.prompts is None else options.prompts)]
     named = schemes(positions)
@@ -88,14 +89,16 @@ def _data(described: xr.Dataset, embedded: list[dict[str, Any]], order: list[lis
 
 
 def _without_positions(run: xr.DataTree) -> dict[str, Any]:
-    """The first prompt without positions; heads as they send most to the span that the prompts are about, where that was measured."""
+    """Prompts without positions; heads as they send most to the span that the prompts are about, where that was measured."""
     rows, span = group(run, "attention_rows"), main_span(run)
     heads = [int(head) for head in rows["head"].values]
     nothing = {"values": "", "row": [0] * len(heads), "global": [None], "focused": [None]}
     layers = dict.fromkeys(schemes(rows), nothing)
-    prompt = {**_described(prompt_tokens(rows, int(rows["prompt"].values[0]))), "layers": layers, "outlines": {}}
+    prompts = [
+        {**_described(prompt_tokens(rows, int(prompt))), "layers": layers, "outlines": {}} for prompt in rows["prompt"].values
+    ]
     order = [] if span is None else ranked_heads(over_prompts(group(run, "attention_mass")["mass"].sel(span=span)))
-    return {**_data(rows, [prompt], [list(head) for head in order][:NEXT]), "bare": True}
+    return {**_data(rows, prompts, [list(head) for head in order][:NEXT]), "bare": True}
 
 
 def pack_layer(positions: xr.Dataset, prompt: int, layer: int) -> dict[str, Any]:

@@ -125,35 +125,34 @@ window.drawHeadCharts = function (place, charts, page) {
 
   // ---- rows that were measured ---------------------------------------------------------------------------------------
 
+  // The rows of the chosen prompt; null where there are none.
+  const rowsOf = (chart, chosen) => chart.prompts.find((rows) => chosen.prompt === null || rows.prompt === chosen.prompt) || null;
+
   function strongest(chart, chosen) {
-    const own = headOf(chart, chosen), query = chart.queries.indexOf(chosen.token);
-    if (!own || query < 0 || (chosen.prompt !== null && chosen.prompt !== chart.prompt)) return null;
-    const weights = chart.decodedWeights || (chart.decodedWeights = new DataView(bytes(chart.weights)));
-    const keys = chart.decodedKeys || (chart.decodedKeys = new DataView(bytes(chart.keys)));
-    const blocks = [];
-    for (let rank = 0; rank < chart.ranks; rank++) {
-      const cell = (own.place * chart.queries.length + query) * chart.ranks + rank;
+    const own = headOf(chart, chosen), kept = rowsOf(chart, chosen), query = kept ? kept.queries.indexOf(chosen.token) : -1;
+    if (!own || query < 0) return null;
+    const weights = kept.decodedWeights || (kept.decodedWeights = new DataView(bytes(kept.weights)));
+    const keys = kept.decodedKeys || (kept.decodedKeys = new DataView(bytes(kept.keys)));
+    const totals = kept.decodedTotals || (kept.decodedTotals = new DataView(bytes(kept.totals)));
+    const row = own.place * kept.queries.length + query, blocks = [];
+    for (let cell = row * kept.ranks; cell < (row + 1) * kept.ranks; cell++) {
       const key = keys.getInt32(4 * cell, true);
       if (key < 0) continue;
       const logarithm = chart.least * (1 - weights.getUint16(2 * cell, true) / 65534);
       blocks.push({ first: key, last: key, share: Math.exp(logarithm), logarithm });
     }
-    return { blocks, size: 1, from: "token " + chosen.token, total: totalOf(chart, own, query) };
-  }
-
-  function totalOf(chart, own, query) {
-    const totals = chart.decodedTotals || (chart.decodedTotals = new DataView(bytes(chart.totals)));
-    return totals.getFloat32(4 * (own.place * chart.queries.length + query), true);
+    return { blocks, size: 1, from: "token " + chosen.token, total: totals.getFloat32(4 * row, true) };
   }
 
   const nearest = (tokens, token) => tokens.reduce((best, one) => (Math.abs(one - token) < Math.abs(best - token) ? one : best));
   const elsewhere = (chart, chosen) => chosen.prompt !== null && chosen.prompt !== chart.prompt;
 
   function missingRow(chart, chosen) {
+    const kept = rowsOf(chart, chosen), prompts = chart.prompts.map((rows) => rows.prompt);
     if (chosen.token === null) return "Click a token in the explorer to see its row.";
-    if (chosen.prompt !== null && chosen.prompt !== chart.prompt) return "Where tokens look is kept for prompt " + chart.prompt + " alone.";
+    if (!kept) return "This page holds where tokens look for prompt" + (prompts.length > 1 ? "s " : " ") + prompts.join(", ") + " alone.";
     if (!headOf(chart, chosen)) return "Where tokens look was not measured for this head.";
-    return (chart.queries.length < chart.kept ? "This page has room for" : "The run keeps") + " the rows of " + chart.queries.length + " tokens; the nearest is token " + nearest(chart.queries, chosen.token) + ".";
+    return (kept.queries.length < kept.kept ? "This page has room for" : "The run keeps") + " the rows of " + kept.queries.length + " tokens; the nearest is token " + nearest(kept.queries, chosen.token) + ".";
   }
 
   function bars(chart, chosen) {
@@ -163,7 +162,7 @@ window.drawHeadCharts = function (place, charts, page) {
     return {
       message: "the " + looks.blocks.length + " strongest keys hold " + digits(100 * held) + " %",
       traces: [{ type: "bar", x: looks.blocks.map((block) => block.first), y: looks.blocks.map((block) => 100 * block.share), marker: { color: headOf(chart, chosen).colour }, hovertemplate: "token %{x}: %{y:.3g} %<extra></extra>" }],
-      layout: { hovermode: "closest", bargap: 0, xaxis: { title: { text: "key (token)" }, range: [-1, Math.max(...chart.queries) + 1] }, yaxis: { title: { text: "attention (%)" }, rangemode: "tozero" } },
+      layout: { hovermode: "closest", bargap: 0, xaxis: { title: { text: "key (token)" }, range: [-1, Math.max(...rowsOf(chart, chosen).queries) + 1] }, yaxis: { title: { text: "attention (%)" }, rangemode: "tozero" } },
     };
   }
 
@@ -245,7 +244,7 @@ window.drawHeadCharts = function (place, charts, page) {
       const before = page.attention;
       page.attention = (chosen) => strongest(chart, chosen) || before(chosen);
       page.attentionMissing = (chosen) => missingRow(chart, chosen);
-      page.nearestRow = (chosen) => (chosen.token === null || elsewhere(chart, chosen) || !headOf(chart, chosen) ? null : nearest(chart.queries, chosen.token));
+      page.nearestRow = (chosen) => (chosen.token === null || !rowsOf(chart, chosen) || !headOf(chart, chosen) ? null : nearest(rowsOf(chart, chosen).queries, chosen.token));
       page.rowsAreMeasured = true;
       panel(chart.title, (chosen) => bars(chart, chosen));
       panel("Logits of the chosen token by distance", (chosen) => byDistance(chart, chosen));
