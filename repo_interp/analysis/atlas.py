@@ -30,7 +30,7 @@ from repo_interp.measures.labels import described
 from repo_interp.run import require_run
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from repo_interp.analysis.head_file import HeadTable
 
 GROUP = "atlas"
 FILES = ("atlas.csv", "atlas.parquet")
@@ -39,10 +39,12 @@ NO_PARQUET = "atlas.parquet was not written: it needs pyarrow (pip install 'repo
 _HEAD, _FIRST = ("layer", "head"), ("scheme", "name")
 
 
-def atlas(run: xr.DataTree) -> pd.DataFrame:
+def atlas(run: xr.DataTree) -> HeadTable:
     """One row per layer and head of `run`: layer, head, scheme, name, and a column for every number that the atlas has of a head.
 
-    Columns of variables with labels are named VARIABLE[LABEL]: "mass[needle]". Units and long names: `run["atlas"]`. Names and scores are
+    A pandas DataFrame, which `to_json` and `to_parquet` write with its provenance (`attrs`), and `to_duo_attention` and
+    `to_retrieval_head` for other libraries. Columns of variables with labels are named VARIABLE[LABEL]: "mass[needle]". Units and long
+    names: `run["atlas"]`. Names and scores are
     there where the run was made with the experiment `atlas`. Raises InputError where no group has anything for the atlas.
     """
     require_run(run)
@@ -50,6 +52,8 @@ def atlas(run: xr.DataTree) -> pd.DataFrame:
     if not set(_HEAD) <= set(group.dims):
         raise InputError("this run has nothing for an atlas of heads; analyse with the experiment atlas: --experiments atlas")
     import pandas as pd
+
+    from repo_interp.analysis.head_file import HeadTable, provenance
 
     columns: dict[str, xr.DataArray] = {}
     if "scheme" in group.coords:
@@ -60,7 +64,9 @@ def atlas(run: xr.DataTree) -> pd.DataFrame:
     columns = {name: columns[name] for name in sorted(columns, key=lambda name: name not in _FIRST)}
     table = pd.DataFrame({name: values.stack(row=_HEAD).to_series() for name, values in columns.items()})
     table = table.loc[:, table.notna().any()]  # of a label that no head has a number for
-    return table.rename_axis(list(_HEAD)).reset_index()
+    table = HeadTable(table.rename_axis(list(_HEAD)).reset_index())
+    table.attrs = provenance(run)
+    return table
 
 
 def joined(groups: Mapping[str, xr.Dataset]) -> xr.Dataset:

@@ -26,7 +26,7 @@ from repo_interp.experiments.experiment import Experiment, Plan, Progress, with_
 from repo_interp.experiments.head_names import RULES, joined, name_heads, null_of
 from repo_interp.experiments.head_scores import SCORES, head_scores, repeated_tokens
 from repo_interp.models.load import fresh_twin
-from repo_interp.models.reposition import layout, longest_prompt
+from repo_interp.models.reposition import attentions, layout, longest_prompt
 from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.task import Scoring
@@ -105,6 +105,7 @@ def atlas(
     for twin, largest in enumerate(computed.values()):
         nulls[:, twin] = [largest[rule.name] for rule in RULES]
     attributes = {"twins": asked.twins, "repeated_tokens": asked.half, "prompts": len(asked.prompts)}
+    attributes["kv_heads"] = next(attentions(model)).kv_heads
     return with_attention(_labelled(scores, nulls, schemes, asked), model).assign_attrs(attributes)
 
 

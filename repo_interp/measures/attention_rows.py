@@ -47,10 +47,10 @@ def strongest_keys(
     step = max(1, _CELLS // (inputs.heads * inputs.valid.shape[1]))
     weights, keys, totals = [], [], []
     for part in rows.split(step):
-        logits = inputs.logits(part)[0]
+        logits = inputs.logits(part)[0, :, :, : max(count, int(part[-1]) + 1)]  # no row sees a later key
         largest, places = logits.topk(count, dim=-1)
         seen = largest > float("-inf")
-        total = torch.logsumexp(with_sinks(logits.double(), inputs.sinks), dim=-1, keepdim=True)
+        total = torch.logsumexp(with_sinks(logits, inputs.sinks), dim=-1, keepdim=True).double()
         weights.append(torch.exp(largest.double() - total).masked_fill(~seen, float("nan")))
         keys.append(places.masked_fill(~seen, -1))
         totals.append(total[..., 0])

@@ -1,0 +1,115 @@
+"""The atlas of heads as a file that others read: JSON and Parquet with their provenance, and the formats of two libraries.
+
+    to_json, to_parquet     every column, and `attrs`: model, digest of its weights, dtype, prompts; rules, thresholds and nulls of names
+    to_duo_attention        full_attention_heads.tsv [layer, key-value head] in 0 .. 1, and config.json, of DuoAttention (Xiao et al. 2024)
+    to_retrieval_head       {"LAYER-HEAD": [score]}, of Retrieval_Head (Wu et al. 2024)
+
+A key-value head has the largest score of the query heads that share it. Knows nothing about how heads were measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from repo_interp.errors import InputError
+from repo_interp.files import write_text
+
+SCORE = "retrieval"
+"""The column that the formats of other libraries hold."""
+
+
+class HeadTable(pd.DataFrame):
+    """One row per head: a pandas DataFrame whose `attrs` say what it was measured on, and which writes itself for other libraries."""
+
+    @property
+    def _constructor(self) -> type[HeadTable]:
+        return HeadTable
+
+    def to_json(self, path_or_buf: str | os.PathLike[str] | None = None, **options: Any) -> str | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """{"attrs": `attrs`, "heads": a record per row}, into a file or as text; with options of pandas, what pandas writes."""
+        if options:
+            return super().to_json(path_or_buf, **options)
+        heads = json.loads(super().to_json(orient="records") or "[]")
+        text = json.dumps({"attrs": self.attrs, "heads": heads}, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        if path_or_buf is None:
+            return text
+        write_text(Path(path_or_buf), text)
+        return None
+
+    def to_duo_attention(
+        self, directory: str | os.PathLike[str], score: str = SCORE, sink_size: int = 128, recent_size: int = 256
+    ) -> Path:
+        """Write full_attention_heads.tsv and config.json into `directory`, as DuoAttention and kvpress' DuoAttentionPress read them.
+
+        `sink_size`, `recent_size`: tokens that other heads keep, at the beginning and at the end. Raises InputError for a table without
+        the column, or whose heads or layers are not all there.
+        """
+        by_head = self._of_all_heads(score)
+        shared = int(self.attrs.get("kv_heads", by_head.shape[1]))
+        scores = np.clip(by_head, 0, 1).reshape(len(by_head), shared, -1).max(-1)
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        write_text(directory / "config.json", json.dumps({"sink_size": sink_size, "recent_size": recent_size}) + "\n")
+        lines = ("\t".join(f"{value:.6g}" for value in row) for row in scores)
+        write_text(directory / "full_attention_heads.tsv", "\n".join(lines) + "\n")
+        return directory / "full_attention_heads.tsv"
+
+    def to_retrieval_head(self, file: str | os.PathLike[str], score: str = SCORE) -> Path:
+        """Write {"LAYER-HEAD": [score]} into `file`, as Retrieval_Head reads it. Raises InputError for a table without the column."""
+        by_head = self._of_all_heads(score)
+        named = {f"{layer}-{head}": [float(by_head[layer, head])] for layer, head in np.ndindex(by_head.shape)}
+        write_text(Path(file), json.dumps(named) + "\n")
+        return Path(file)
+
+    def _of_all_heads(self, score: str) -> np.ndarray:
+        """The column `score` as [layer, head], 0 in layers without attention."""
+        if score not in self.columns or self[score].dtype.kind not in "fi":
+            given = ", ".join(str(name) for name, kind in self.dtypes.items() if kind.kind == "f")
+            raise InputError(
+                f"the atlas has no numbers {score!r}; it has {given}. retrieval needs prompts that mark an answer and its source"
+            )
+        layers, heads = (int(self[axis].max()) + 1 for axis in ("layer", "head"))
+        by_head = np.zeros((max(layers, int(self.attrs.get("layers", layers))), heads))
+        by_head[self["layer"], self["head"]] = self[score].fillna(0.0)
+        if len(self) != self["layer"].nunique() * heads:
+            raise InputError(f"the atlas has {len(self)} rows; wanted all {heads} heads of every layer, so that each has a score")
+        return by_head
+
+
+def provenance(run: xr.DataTree) -> dict[str, Any]:
+    """What `run` was measured on, and the rule, threshold and nulls of every name of its atlas, as JSON holds it."""
+    attributes = {
+        name: value for name, value in run.attrs.items() if not name.startswith("version_") and name not in ("asked", "notes")
+    }
+    attributes["version_repo_interp"] = run.attrs.get("version_repo_interp", "")
+    attributes["layers"] = len(str(run.attrs["layout"]).split(",")) if "layout" in run.attrs else 0
+    if "atlas" not in run.children:
+        return _plain(attributes)
+    group = run["atlas"].to_dataset()
+    names = {
+        str(label): {
+            "rule": str(group["rule"].sel(label=label).values),
+            "threshold": float(group["threshold"].sel(label=label)),
+            "nulls": group["null"].sel(label=label).values.tolist(),
+        }
+        for label in group["label"].values
+    }
+    return _plain({**attributes, **{name: value for name, value in group.attrs.items() if name != "prompts"}, "names": names})
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of numpy as Python's, and None for what is not finite."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [_plain(part) for part in value]
+    value = value.item() if isinstance(value, np.generic) else value
+    return None if isinstance(value, float) and not np.isfinite(value) else value
