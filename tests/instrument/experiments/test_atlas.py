@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import ExitStack
 
 import numpy as np
@@ -128,7 +129,7 @@ def test_the_command_writes_the_tables_and_the_page(tmp_path, capsys):
     assert "atlas.csv" in said and "Retrieval heads:" in said
     assert {"atlas.csv", "atlas.parquet", "run.nc", "report.html"} <= {file.name for file in (tmp_path / "out").iterdir()}
     table = pd.read_parquet(tmp_path / "out" / "atlas.parquet")
-    pd.testing.assert_frame_equal(table, ri.atlas(ri.read_run(tmp_path / "out")))
+    pd.testing.assert_frame_equal(table, pd.DataFrame(ri.atlas(ri.read_run(tmp_path / "out"))))
 
 
 def test_the_mirror_heads_of_the_reversal_model_are_found(run):
@@ -182,7 +183,7 @@ def test_what_f_phi_reads_and_effects_of_interventions_become_columns(run):
 
 
 def test_csv_and_parquet_hold_the_table(run, tmp_path, monkeypatch):
-    table = ri.atlas(run)
+    table = pd.DataFrame(ri.atlas(run))
     (tmp_path / "both").mkdir()
     text, parquet = write_atlas(run, tmp_path / "both")[0]
     pd.testing.assert_frame_equal(pd.read_parquet(parquet), table)
@@ -198,6 +199,45 @@ def test_csv_and_parquet_hold_the_table(run, tmp_path, monkeypatch):
     assert (
         [file.name for file in files] == ["atlas.csv"] and notes == [NO_PARQUET] and len(list((tmp_path / "one").iterdir())) == 1
     )
+
+
+def test_files_say_what_the_heads_were_measured_on(run, tmp_path):
+    table, group = ri.atlas(run), run["atlas"]
+    table.to_json(tmp_path / "atlas.json")
+    table.to_parquet(tmp_path / "atlas.parquet")
+    read = json.loads((tmp_path / "atlas.json").read_text())
+    for attributes in (read["attrs"], pd.read_parquet(tmp_path / "atlas.parquet").attrs):
+        assert {name: attributes[name] for name in ("checkpoint_digest", "dtype", "prompts_digest", "prompts", "twins")} == {
+            **{name: run.attrs[name] for name in ("checkpoint_digest", "dtype", "prompts_digest", "prompts")},
+            "twins": FEW.twins,
+        }
+        of_name = attributes["names"]["retrieval"]
+        assert (
+            of_name["rule"] == "retrieval above 0.1" and of_name["nulls"] == group["null"].sel(label="retrieval").values.tolist()
+        )
+        assert of_name["threshold"] == float(group["threshold"].sel(label="retrieval"))
+    pd.testing.assert_frame_equal(pd.DataFrame(read["heads"]), pd.DataFrame(json.loads(table.to_json(orient="records"))))
+
+
+def test_other_libraries_read_the_retrieval_scores(run, tmp_path):
+    """As kvpress 0.5.5 and Retrieval_Head read their files: numpy.loadtxt and a clip; the mean of each list."""
+    table, scores = ri.atlas(run), run["atlas"]["retrieval"].transpose("layer", "head").fillna(0).values
+    assert (scores > 0).any()
+    with open(table.to_duo_attention(tmp_path)) as file:
+        read = np.clip(np.loadtxt(file, dtype=float, delimiter="\t"), 0, 1)
+    assert read == pytest.approx(scores, abs=1e-6)
+    assert json.loads((tmp_path / "config.json").read_text()) == {"sink_size": 128, "recent_size": 256}
+    table.attrs["kv_heads"] = 2
+    table.to_duo_attention(tmp_path, sink_size=4, recent_size=8)
+    shared = np.loadtxt(tmp_path / "full_attention_heads.tsv", delimiter="\t")
+    assert shared == pytest.approx(scores.reshape(len(scores), 2, -1).max(-1), abs=1e-6)
+    heads = json.loads(table.to_retrieval_head(tmp_path / "heads.json").read_text())
+    parts = {tuple(int(part) for part in name.split("-")): np.mean(own) for name, own in heads.items()}
+    assert all(scores[place] == pytest.approx(mean) for place, mean in parts.items()) and len(parts) == scores.size
+    with pytest.raises(InputError, match="the atlas has no numbers 'absent'; it has"):
+        table.to_duo_attention(tmp_path, score="absent")
+    with pytest.raises(InputError, match="wanted all 4 heads of every layer"):
+        table[1:].to_retrieval_head(tmp_path / "part.json")
 
 
 def test_results_with_a_table_can_be_replaced_and_lose_it(run, tmp_path):
