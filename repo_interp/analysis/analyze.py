@@ -13,6 +13,8 @@ Brings together models, tasks, measures and experiments; knows nothing about how
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +29,7 @@ from repo_interp.analysis.finite import Faults
 from repo_interp.analysis.notes import RoundedPositions, notes_kept, rounded_positions
 from repo_interp.analysis.observing import MergedStatistics, Observation, group_of, observations
 from repo_interp.analysis.request import Execution, Request
+from repo_interp.console import Console
 from repo_interp.entry_points import EXPERIMENTS, called
 from repo_interp.errors import InputError, NotFinite, one_line, warn
 from repo_interp.experiments.experiment import Experiment, Plan
@@ -37,6 +40,7 @@ from repo_interp.models.bridge import tokenizer_of
 from repo_interp.models.provenance import identity
 from repo_interp.models.reposition import layout
 from repo_interp.processes import from_first
+from repo_interp.progress import steps
 from repo_interp.run import checked_group, make_run, versions
 from repo_interp.side_by_side import BatchSize
 from repo_interp.store import Progress, Store
@@ -47,28 +51,32 @@ from repo_interp.tasks.task import Task
 
 def analyze(
     bridge: nn.Module,
-    prompts: Prompts,
+    prompts: Prompts | None = None,
     measures: Sequence[str | Measure] | None = None,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
     batch_size: BatchSize | Literal["auto"] = 1,
     store: str | Path | None = None,
     progress: Progress | None = None,
-    experiments: Sequence[str | Experiment | Plan] = (),
+    experiments: Sequence[str | Experiment | Plan] | None = None,
     task: Task | None = None,
     experiment_progress: Callable[[str, int, int], None] | None = None,
     store_every: float = 0.0,
     finished: Callable[[xr.DataTree], None] | None = None,
 ) -> xr.DataTree:
-    """A run of `prompts` on a repositioned model or bridge, with one node per measure, and those of each experiment.
+    """A run of `prompts` on a bridge or a model, with one node per measure, and those of each experiment.
 
-    `prompts`: Prompts, texts or tokens, one or many (see `analysis.coercion`). `measures` are names of the catalogue or objects like
-    a `Measure`; None: `request.default_measures`, positions and patterns whatever the layout, while `repo-interp analyze` takes what
-    says something about the checkpoint's schemes: `gates` for CoPE, `components` and others where all positions are the token index.
-    `experiments`: names ("perturbation", "extrapolation", "effects", "saliency", "atlas"),
-    objects that follow `Experiment`, or what `planned` made of them. `layers` and `heads` (numbers; None: all) restrict what is
+    Without anything else it does what `repo-interp analyze` does. A model of Hugging Face that was not repositioned is observed as it is,
+    and stays as it is.
+    `prompts`: Prompts, texts or tokens, one or many (see `analysis.coercion`); None: of the task that the checkpoint was trained on, else
+    a short text (`defaults.default_prompts`). `measures` are names of the catalogue or objects like a `Measure`; None: what says something
+    about the schemes of the layers (`request.default_measures`). `experiments`: names ("perturbation", "extrapolation", "effects",
+    "saliency", "atlas"), objects that follow `Experiment`, or what `planned` made of them; None: where no measures and layers are named
+    either, the atlas of a model whose positions are fixed. `layers` and `heads` (numbers; None: all) restrict what is
     measured. `task`: what experiments score `prompts` by; None: their generated tokens where all have some, else the log perplexity
     of every token. `batch_size`: prompts of a forward pass, limits of it, or "auto": as much as is worthwhile and fits into memory.
+    `progress` is called with layers observed and in all, `experiment_progress` with the name of an experiment and its points; None for
+    both: a bar on standard error, or a line now and then where that is no terminal.
     `store`, a directory, keeps finished batches so that a repeated call goes on after an interruption; it is emptied at the end,
     after `finished`, where it is given, has taken the run. Batches are written there together, once `store_every` seconds have passed
     since the last ones were (0: each at once), and whenever the analysis ends early. What meets NaN or infinity stops alone, and the
@@ -76,9 +84,12 @@ def analyze(
     lines about the whole. Raises InputError where prompts, layers or heads do not
     fit the model, the measures or the experiments, and NotFinite where everything stopped.
     """
-    execution = Execution(batch_size, store, store_every, progress, experiment_progress, finished)
-    request = Request(bridge, prompts, measures, layers, heads, experiments, task, execution)
-    return carried_out(request)
+    with ExitStack() as shown:
+        if progress is None and experiment_progress is None:
+            step = shown.enter_context(steps(Console(stderr=True)))
+            progress, experiment_progress = partial(step, "observing layers"), step
+        execution = Execution(batch_size, store, store_every, progress, experiment_progress, finished)
+        return carried_out(Request(bridge, prompts, measures, layers, heads, experiments, task, execution))
 
 
 def carried_out(request: Request) -> xr.DataTree:

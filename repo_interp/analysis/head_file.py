@@ -76,7 +76,7 @@ class HeadTable(pd.DataFrame):
             raise InputError(
                 f"the atlas has no numbers {score!r}; it has {given}. retrieval needs prompts that mark an answer and its source"
             )
-        layers, heads = (int(self[axis].max()) + 1 for axis in ("layer", "head"))
+        layers, heads = (int(self[axis].to_numpy().max()) + 1 for axis in ("layer", "head"))
         by_head = np.zeros((max(layers, int(self.attrs.get("layers", layers))), heads))
         by_head[self["layer"], self["head"]] = self[score].fillna(0.0)
         if len(self) != self["layer"].nunique() * heads:

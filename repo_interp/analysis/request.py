@@ -20,6 +20,7 @@ from torch import nn
 
 from repo_interp.analysis.batches import structure_for
 from repo_interp.analysis.coercion import Prompts, as_prompts
+from repo_interp.analysis.defaults import default_experiments, default_prompts
 from repo_interp.analysis.room import batch_limit
 from repo_interp.errors import InputError, one_line
 from repo_interp.experiments.catalogue import planned
@@ -31,7 +32,7 @@ from repo_interp.measures.three_axis import ThreeAxis
 from repo_interp.models.bridge import tokenizer_of
 from repo_interp.models.interventions.replacing import require_named_tokens
 from repo_interp.models.provenance import length_trained
-from repo_interp.models.reposition import attentions, attentions_of, layout
+from repo_interp.models.reposition import attentions, attentions_of, layout, observable
 from repo_interp.positions.layouts import CONTEXTUAL, FIXED, ROTATED_BY_INDEX
 from repo_interp.side_by_side import BatchSize, SideBySide
 from repo_interp.store import Progress
@@ -86,11 +87,11 @@ class Request:
     def __init__(
         self,
         bridge: nn.Module,
-        prompts: Prompts,
+        prompts: Prompts | None = None,
         measures: Sequence[str | Measure] | None = None,
         layers: Sequence[int] | None = None,
         heads: Sequence[int] | None = None,
-        experiments: Sequence[str | Experiment | Plan] = (),
+        experiments: Sequence[str | Experiment | Plan] | None = None,
         task: Task | None = None,
         execution: Execution = Execution(),
     ) -> None:
@@ -99,11 +100,18 @@ class Request:
         Raises InputError where prompts, layers or heads do not fit the model, the measures or the experiments, and where an intervention
         is under way whose attention the measures cannot see.
         """
+        bridge = observable(bridge)
         model = next(attentions(bridge)).config
-        given = as_prompts(prompts, bridge)
+        if prompts is None:
+            given, trained = default_prompts(bridge)
+            task = trained if task is None else task
+        else:
+            given = as_prompts(prompts, bridge)
         if task is not None and not isinstance(task, Task):
             raise InputError(f"task is {one_line(repr(task), 80)}; wanted a task, as ri.tasks.make_task returns it")
-        named = measures_named(default_measures(given, (), layers) if measures is None else measures)
+        if experiments is None:
+            experiments = default_experiments(bridge, given, task) if measures is None and layers is None else ()
+        named = measures_named(default_measures(given, layout(bridge), layers) if measures is None else measures)
         chosen = [of_training_length(as_measure(measure), length_trained(bridge)) for measure in named]
         attending = [attention.layer_idx for attention in attentions(bridge)]
         observed = attending if layers is None else _within(layers, len(layout(bridge)), "layer")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
 
     from repo_interp.analysis.publication import Results
     from repo_interp.analysis.request import Request
-    from repo_interp.cli.console import Console
-    from repo_interp.cli.progress import Step
+    from repo_interp.console import Console
+    from repo_interp.progress import Step
 
 SUMMARY = "Measure what the heads of a checkpoint do with positions: a run file, figures and a report page."
 SHARED = True
@@ -74,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="A,B",
         help="measures to take (default: positions,patterns where a layer learns positions, gates where one has CoPE's; where all "
         "positions are the token index, or none, components,three_axis, and fake_distance,rotation where layers rotate; attention_mass "
-        "where prompts mark generated tokens; and of the first prompt attention_rows and, where all --layers are measured, predictions)",
+        "where prompts mark generated tokens; and attention_rows and, where all --layers are measured, predictions)",
     )
     parser.add_argument(
         "--experiments",
@@ -125,10 +124,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Analyse, write and print; return the exit code."""
     from repo_interp.analysis.publication import claimed
-    from repo_interp.cli.console import Console, plain
-    from repo_interp.cli.progress import steps
     from repo_interp.cli.results import Command, drawn, print_results
     from repo_interp.cli.tables import print_findings, print_tables
+    from repo_interp.console import Console, plain
+    from repo_interp.progress import steps
 
     console, name = Console(), arguments.checkpoint or DEFAULT
     command = Command.of(arguments, name, "analysis")
@@ -158,6 +157,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _request(arguments: argparse.Namespace, name: str, step: Step) -> Request:
     """What `arguments` ask of the checkpoint `name`. Raises InputError for what does not fit, unknown names before anything is read."""
     step(f"loading {name}")
+    from repo_interp.analysis.defaults import default_experiments
     from repo_interp.analysis.request import Execution, Request, default_measures, measures_named
     from repo_interp.experiments.catalogue import experiment_named
     from repo_interp.measures.catalogue import measure_named
@@ -177,10 +177,10 @@ def _request(arguments: argparse.Namespace, name: str, step: Step) -> Request:
         _require_none_made(arguments)
         prompts, task = _given_prompts(arguments, bridge), None
     else:
-        prompts, task = _make_prompts(arguments, bridge, path)
+        prompts, task = _make_prompts(arguments, bridge)
     wanted, parameters = arguments.measures or default_measures(prompts, layout(bridge), arguments.layers), arguments.parameters
     if arguments.experiments is None and arguments.measures is None and arguments.layers is None:
-        experiments = _atlas_of_fixed_positions(bridge, prompts, task)
+        experiments = default_experiments(bridge, prompts, task)
     if arguments.save_maps is not None:
         wanted = tuple(dict.fromkeys((*wanted, "maps")))
         parameters = [*parameters, ("maps.heads", arguments.save_maps)]
@@ -189,30 +189,11 @@ def _request(arguments: argparse.Namespace, name: str, step: Step) -> Request:
     return Request(bridge, prompts, measures, arguments.layers, arguments.heads, experiments, task, execution)
 
 
-def _atlas_of_fixed_positions(bridge: Any, prompts: Sequence[Any], task: Any) -> list[Any]:
-    """The atlas, where no layer learns positions or counts gates: then it is what heads do that tells most; none where it cannot work."""
-    from repo_interp.errors import warn
-    from repo_interp.experiments.atlas import Atlas
-    from repo_interp.experiments.catalogue import planned
-    from repo_interp.models.reposition import layout
-    from repo_interp.positions.layouts import FIXED, NO_ATTENTION
-
-    if not set(layout(bridge)) <= {*FIXED, NO_ATTENTION}:
-        return []
-    quick = Atlas(sequences=2, twins=2)
-    try:
-        planned(bridge, prompts, [quick], task)
-    except InputError as error:
-        warn(f"without the atlas: {error}")
-        return []
-    return [quick]
-
-
 def _announce(console: Console, name: str, request: Request) -> None:
     """Print what is measured, and the notes on it. Raises InputError where there is not enough memory."""
     from repo_interp.analysis.notes import notes_on
     from repo_interp.analysis.room import require_memory_for_run
-    from repo_interp.cli.console import bold
+    from repo_interp.console import bold
 
     require_memory_for_run(request.bridge, request.lengths, request.size, request.passes)
     for note in notes_on(request.bridge, request.prompts, request.measures):
@@ -312,25 +293,26 @@ def _given_prompts(arguments: argparse.Namespace, bridge: Any) -> list[Any]:
     return prompts
 
 
-def _make_prompts(arguments: argparse.Namespace, bridge, path: str):
+def _make_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any], Any]:
     """Prompts and their task; None for those of ruler, which are judged by the tokens that they mark as generated."""
     from repo_interp import tasks
+    from repo_interp.analysis.defaults import COUNT, default_prompts
     from repo_interp.analysis.room import batch_limit, require_memory_for_pass, require_room_for_prompts
     from repo_interp.analysis.trained_task import trained_task
     from repo_interp.models.provenance import loaded_from
-    from repo_interp.tasks.short_text import TOKENS, short_text
 
-    count = 20 if arguments.count is None else arguments.count
+    if all(getattr(arguments, option) is None for option in _MADE_BY):
+        return default_prompts(bridge)
+    count = COUNT if arguments.count is None else arguments.count
     seed = 0 if arguments.seed is None else arguments.seed
-    trained = trained_task(path)
+    origin = loaded_from(bridge)
+    assert origin is not None  # a command has loaded it
+    trained = trained_task(origin.directory)
     name = arguments.task or (trained.name if trained is not None else "ruler")
     if name == "ruler":
-        origin = loaded_from(bridge)
-        length = arguments.length or min(4096, origin.training_length if origin else 4096)
+        length = arguments.length or min(4096, origin.training_length)
         if bridge.tokenizer is None:
             raise InputError("this checkpoint has no tokenizer, so no prompts can be made for it; give --prompts with token ids")
-        if all(getattr(arguments, option) is None for option in _MADE_BY):
-            return [short_text(bridge.tokenizer, min(TOKENS, length))], None
         require_room_for_prompts(count, length)
         require_memory_for_pass(bridge, length, min(count, batch_limit(bridge, arguments.batch_size).of_length(length)))
         variant = arguments.variant or "multikey_1"

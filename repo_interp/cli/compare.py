@@ -32,14 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Compare, write and print; return the exit code."""
     from repo_interp.analysis.publication import COMPARISON, claimed
-    from repo_interp.cli.console import Console
-    from repo_interp.cli.progress import steps
     from repo_interp.cli.results import print_results
     from repo_interp.cli.tables import print_table
     from repo_interp.comparison.align import compare_named
     from repo_interp.comparison.notes import notes
+    from repo_interp.console import Console
     from repo_interp.plots.catalogue import tables
     from repo_interp.plots.pages.report import write_report
+    from repo_interp.progress import steps
 
     console = Console()
     compared = compare_named([_named(text) for text in arguments.runs])

@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     import threading
     import webbrowser
 
-    from repo_interp.cli.console import Console, bold
+    from repo_interp.console import Console, bold
     from repo_interp.explorer.server import HOST, kept_token, listening, server
 
     place = _listening(listening, arguments.port)

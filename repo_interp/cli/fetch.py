@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Fetch, check, convert, and say where it is."""
-    from repo_interp.cli.console import Console, bold, plain
+    from repo_interp.console import Console, bold, plain
     from repo_interp.models.fetched import PACKAGED, fetch
 
     console = Console()

@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the table, from config.json and the headers of the weights; that the weights fit the decoder is checked on loading."""
     from rich.table import Table
 
-    from repo_interp.cli.console import Console, bold, plain, span_of
+    from repo_interp.console import Console, bold, plain, span_of
     from repo_interp.models.architectures import training_length
     from repo_interp.models.inspected import inspected
     from repo_interp.positions.layouts import NO_ATTENTION, format_layout, meaning

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import xarray as xr
 
     from repo_interp.analysis.publication import Published, Results
-    from repo_interp.cli.console import Console
-    from repo_interp.cli.progress import Step
+    from repo_interp.console import Console
+    from repo_interp.progress import Step
 
 
 KEEP_EVERY = 10.0
@@ -86,7 +86,7 @@ class Command:
         Raises InputError where what is measured there is not what is asked.
         """
         from repo_interp.analysis.publication import claimed, stage
-        from repo_interp.cli.console import plain
+        from repo_interp.console import plain
         from repo_interp.plots.pages.report import write_report
         from repo_interp.run import read_run
 
@@ -197,7 +197,7 @@ def drawn(results: Results, run: xr.DataTree, step: Step, formats: Sequence[str]
 
 def print_results(console: Console, results: Results, published: Published) -> int:
     """Print the paths of the page, the numbers and the figures, and one line per failure; return the exit code, 1 after a failure."""
-    from repo_interp.cli.console import bold, plain
+    from repo_interp.console import bold, plain
 
     if results.page in published.files:
         console.print(bold(results.page, "  the page to look at"), highlight=False)

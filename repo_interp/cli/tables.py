@@ -18,7 +18,7 @@ from rich.cells import cell_len
 from rich.table import Table as Drawn
 from rich.text import Text
 
-from repo_interp.cli.console import Console, span_of
+from repo_interp.console import Console, span_of
 from repo_interp.errors import one_line
 from repo_interp.failures import until_failure
 from repo_interp.plots import Table

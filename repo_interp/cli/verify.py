@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print a line per finding; return 1 where there is one, else 0."""
     from repo_interp.cli.checkpoint import find
-    from repo_interp.cli.console import Console, bold
+    from repo_interp.console import Console, bold
     from repo_interp.files import require_directory
     from repo_interp.models.audit import verify
 

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from transformer_lens import ActivationCache
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.generalized_components import (
@@ -63,6 +64,27 @@ class RepositionedBridge(TransformerBridge):
         if truncate is None and tokens.shape[1] > self.cfg.n_ctx:
             warn(f"a text of {tokens.shape[1]} tokens, trained on up to {self.cfg.n_ctx}; it was not cut")
         return tokens
+
+    def run_with_cache(self, *args: Any, **kwargs: Any) -> Any:
+        """As TransformerLens has it, with a cache that also knows positions: cache["positions", layer]."""
+        output, cache = super().run_with_cache(*args, **kwargs)
+        if isinstance(cache, ActivationCache):
+            cache.__class__ = PositionCache
+        return output, cache
+
+
+class PositionCache(ActivationCache):
+    """An ActivationCache in which ("positions", layer) is blocks.LAYER.attn.hook_positions."""
+
+    def __getitem__(self, key: Any) -> Tensor:
+        """Raises InputError for positions of a layer that the cache does not hold."""
+        if not isinstance(key, tuple) or key[0] != "positions":
+            return super().__getitem__(key)
+        name = f"blocks.{key[1]}.attn.hook_positions" if len(key) > 1 else "positions"
+        if name not in self.cache_dict:
+            held = [part.split(".")[1] for part in self.cache_dict if part.endswith("hook_positions")]
+            raise InputError(f"the cache has no {name}; it holds positions of layers {', '.join(held) or 'none'}")
+        return self.cache_dict[name]
 
 
 class _Heads(nn.Module):

@@ -11,6 +11,7 @@ ever (a bridge's hook_embed fires), then the vectors are added.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Collection, Iterator
 from dataclasses import replace
@@ -50,6 +51,17 @@ def reposition(model: PreTrainedModel, layout: str, **options: str | float) -> P
     require_family(model.config)
     require_useful(_schemes(model, layout), scheme_options(options))
     return with_layout(model, layout, **options)
+
+
+def observable(model: nn.Module) -> nn.Module:
+    """`model`, a bridge or repositioned; of any other model of Hugging Face a copy of its modules that shares its tensors, with hook sites.
+
+    So nothing of the model changes. Raises InputError for a family that cannot be observed, and for what is no model.
+    """
+    if not isinstance(model, PreTrainedModel) or any(attached(module) is not None for module in model.modules()):
+        return model
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return with_layout(copy.deepcopy(model, shared), None)
 
 
 def with_layout(model: PreTrainedModel, layout: str | None, **options: str | float) -> PreTrainedModel:

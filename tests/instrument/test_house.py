@@ -198,6 +198,7 @@ def test_every_module_says_what_it_is_and_nothing_below_the_commands_prints(path
     if "cli" not in path.parts and "commands" not in path.parts:
         calls = [node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
         assert "print" not in calls
+    if "cli" not in path.parts and "commands" not in path.parts and path.name not in ("console.py", "progress.py"):
         assert "rich" not in {
             node.module.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module
         }

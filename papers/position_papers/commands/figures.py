@@ -73,10 +73,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, draw, write; print the verdicts."""
     from position_papers.kit.build import measure_together
     from repo_interp import processes
-    from repo_interp.cli.console import Console
-    from repo_interp.cli.progress import steps
+    from repo_interp.console import Console
     from repo_interp.files import require_directory
     from repo_interp.models.checkpoints import device_named
+    from repo_interp.progress import steps
 
     console = Console()
     device_named(arguments.device)
@@ -100,8 +100,8 @@ def _made(console, builds, arguments: argparse.Namespace, cache: Path) -> int:
     """Measure what is not kept yet, draw and write; print the verdicts."""
     from position_papers import named
     from position_papers.kit.gallery import page_above, write_gallery
-    from repo_interp.cli.console import bold
-    from repo_interp.cli.progress import steps
+    from repo_interp.console import bold
+    from repo_interp.progress import steps
 
     out, papers = Path(arguments.out), list(named(()).values())
     over_all = page_above(out) or out

@@ -26,9 +26,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and write."""
     from position_papers.hope.over_training import read_steps, write_steps
     from position_papers.hope.replicates import Sampling
-    from repo_interp.cli.console import Console, bold
-    from repo_interp.cli.progress import steps
+    from repo_interp.console import Console, bold
     from repo_interp.errors import InputError
+    from repo_interp.progress import steps
 
     if not 2 <= arguments.repeats <= arguments.sequences:
         raise InputError(

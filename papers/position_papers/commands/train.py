@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from position_papers.training.configuration import TrainingConfiguration
     from position_papers.training.folder import TrainingFolder
     from position_papers.training.preparation import Prepared
-    from repo_interp.cli.console import Console
-    from repo_interp.cli.progress import Step
+    from repo_interp.console import Console
+    from repo_interp.progress import Step
 
     Run = tuple[TrainingConfiguration, TrainingFolder]
 
@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, with a bar, and print what came of it."""
-    from repo_interp.cli.console import Console, plain
+    from repo_interp.console import Console, plain
     from repo_interp.errors import InputError
 
     console = Console()
@@ -245,7 +245,7 @@ def _train_here(
     from position_papers.training.loop import train
     from position_papers.training.preparation import prepare
     from position_papers.training.processes import stoppable
-    from repo_interp.cli.progress import steps
+    from repo_interp.progress import steps
 
     prepared = prepare(configuration)
     announce(console, prepared, [configuration.seed], jobs=1)
@@ -262,7 +262,7 @@ def _train_several(console: Console, runs: list[Run], arguments: argparse.Namesp
     """Runs side by side. Returns whether all came to their end."""
     from position_papers.training.preparation import prepare
     from position_papers.training.processes import train_side_by_side
-    from repo_interp.cli.progress import steps
+    from repo_interp.progress import steps
 
     announce(console, prepare(runs[0][0]), [configuration.seed for configuration, _ in runs], arguments.jobs)
     for configuration, folder in runs:
@@ -305,7 +305,7 @@ def _seeds(arguments: argparse.Namespace) -> str:
 
 def announce(console: Console, prepared: Prepared, seeds: Sequence[int], jobs: int) -> None:
     """Say what will be trained with these seeds, `jobs` at a time."""
-    from repo_interp.cli.console import bold
+    from repo_interp.console import bold
     from repo_interp.models.reposition import added_parameters
 
     configuration = prepared.configuration
@@ -341,7 +341,7 @@ def print_scores(console: Console, folders: Sequence[TrainingFolder]) -> None:
     """Print the scores of finished runs: a column per run, a row per test set; neighbouring test sets with equal scores share a row."""
     from rich.table import Table
 
-    from repo_interp.cli.console import bold
+    from repo_interp.console import bold
 
     scores = [json.loads(folder.scores.read_text(encoding="utf-8")) for folder in folders]
     table = Table("test sets", *(folder.directory.name for folder in folders))

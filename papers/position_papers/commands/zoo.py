@@ -10,7 +10,7 @@ from repo_interp.cli.options import count
 
 if TYPE_CHECKING:
     from position_papers.training.plan import PlannedRun
-    from repo_interp.cli.console import Console
+    from repo_interp.console import Console
 
 SHARED = True
 SUMMARY = "List the checkpoints that come with the packages, show the progress of training them again, or train them."
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the checkpoints, or train them. Returns the exit code."""
-    from repo_interp.cli.console import Console
+    from repo_interp.console import Console
 
     console = Console()
     if arguments.action == "train":
@@ -123,9 +123,9 @@ def _train(console: Console, arguments: argparse.Namespace) -> int:
     from position_papers.training.plan import AHEAD, PLAN, chosen, planned_runs
     from position_papers.training.shipping import make, unfinished
     from repo_interp import processes
-    from repo_interp.cli.progress import steps
     from repo_interp.errors import InputError
     from repo_interp.files import require_directory
+    from repo_interp.progress import steps
 
     if processes.count() > 1 and arguments.jobs > 1:
         raise InputError("--jobs is for one process; several that were launched together train one run each: leave it out")
@@ -155,7 +155,7 @@ def _installed(console: Console, runs: list[PlannedRun], arguments: argparse.Nam
     """Measure saved steps, put what ships into its place, and print where."""
     from position_papers.training.plan import AHEAD, PLAN
     from position_papers.training.shipping import install, write_registry, zoo_page
-    from repo_interp.cli.console import bold
+    from repo_interp.console import bold
     from repo_interp.files import write_text
 
     for planned in runs:

@@ -5,6 +5,7 @@
     positions    linearised, frozen, permuted, swapped, scaled, rounded, clipped, shifted, copied, transplanted, set
     patching     positions patched from a clean prompt into a corrupted one, as TransformerLens does
     keys         keys exchanged or moved alone, as the experiment `perturbation` needs it
+    ablation     what heads write replaced by zero, or by their mean over prompts
     extension    position interpolation, YaRN, LM-Infinite; other frequencies for single heads
 
 Each is a context manager; what it changes is undone when it ends, also when the pass raised. They nest, `with frozen(...), shifted(...):`,
@@ -12,6 +13,7 @@ and end in any order. While one lasts, its model cannot be copied (`copy.deepcop
 They work on repositioned models and the bridges around them. Knows no task and no measure.
 """
 
+from repo_interp.models.interventions.ablation import ablate
 from repo_interp.models.interventions.extension import interpolated, lm_infinite, rescaled, yarn
 from repo_interp.models.interventions.keys import Shift, exchanged_keys, moved_keys
 from repo_interp.models.interventions.patching import get_act_patch_positions_all_pos, get_act_patch_positions_by_pos
@@ -36,6 +38,7 @@ __all__ = [
     "Change",
     "Here",
     "Shift",
+    "ablate",
     "clipped",
     "copied",
     "exchanged_keys",

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,10 +56,11 @@ class Prompt:
     """What the task knows about the prompt (plain JSON values): length, depth, variant, ..."""
 
     def __post_init__(self) -> None:
-        if not self.tokens:
+        if not len(self.tokens):
             raise InputError("the prompt is empty: give it at least one token")
         if not all(hasattr(token, "__index__") and token >= 0 for token in self.tokens):
             raise InputError(f"tokens of a prompt are {str(self.tokens)[:60]}; wanted whole numbers from 0")
+        object.__setattr__(self, "tokens", _whole(self.tokens))  # numbers of numpy and torch as Python's, which files hold
         if self.token_text is not None and len(self.token_text) != len(self.tokens):
             raise InputError(
                 f"wanted one token_text per token, got {len(self.token_text)} for {len(self.tokens)} tokens; mend it or drop it"
@@ -68,6 +70,8 @@ class Prompt:
         if self.text is None and self.token_text is not None:
             object.__setattr__(self, "text", _written(self.token_text))
         check_spans(self.spans, self.generated, len(self.tokens), "token")
+        object.__setattr__(self, "generated", _whole(self.generated))
+        object.__setattr__(self, "spans", {name: _whole(places) for name, places in self.spans.items()})
 
     def all_spans(self) -> dict[str, tuple[int, ...]]:
         """The named spans, then `rest` (in no named span and not generated) and `generated`, where not empty."""
@@ -76,6 +80,10 @@ class Prompt:
         spans[REST] = tuple(index for index in range(len(self.tokens)) if index not in named)
         spans[GENERATED] = self.generated
         return {name: places for name, places in spans.items() if places}
+
+
+def _whole(numbers: Iterable[Any]) -> tuple[int, ...]:
+    return tuple(operator.index(number) for number in numbers)
 
 
 def main_span(prompts: Sequence[Prompt]) -> str | None:

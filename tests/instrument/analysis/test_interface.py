@@ -8,10 +8,12 @@ import warnings
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from families import tiny
 from torch.testing import assert_close
 
 import repo_interp as ri
+from repo_interp.cli import main
 from repo_interp.errors import InputError
 
 TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
@@ -142,7 +144,7 @@ def test_prompts_may_be_given_in_any_form(niah, task_prompts):
     ("given", "message"),
     [
         (3, "prompts are a int; wanted a Prompt, a text, or whole numbers of tokens"),
-        (None, "prompts are a NoneType"),
+        (3.5, "prompts are a float"),
         ({"text": "w1"}, "prompts are a dict"),
         (b"w1", "prompts are a bytes"),
         ([], "there are no prompts"),
@@ -335,3 +337,39 @@ def test_arguments_of_another_kind_are_refused_in_one_line(niah, task_prompts, t
             call()
         assert "\n" not in str(refused.value)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("checkpoint", ["reversal/repo", "reversal/rope"])
+def test_analyze_has_the_defaults_of_the_command(checkpoint, tmp_path):
+    """Prompts, measures, experiments and every number."""
+    assert main(["analyze", checkpoint, "--out", str(tmp_path / "out")]) == 0
+    run, expected = ri.analyze(ri.zoo(checkpoint)), ri.read_run(tmp_path / "out")
+    assert set(run.children) == set(expected.children) and ("atlas" in run) == (checkpoint == "reversal/rope")
+    assert all(run.attrs[name] == expected.attrs[name] for name in ("prompts", "prompts_digest", "checkpoint_digest"))
+    for name in run.children:
+        xr.testing.assert_allclose(run[name].to_dataset(), expected[name].to_dataset())
+
+
+def test_a_stock_model_is_observed_as_it_is_and_stays_as_it_is():
+    model, prompt = tiny("llama"), ri.tasks.Prompt(tokens=tuple(np.arange(3, 23)), spans={"needle": tuple(np.arange(3, 5))})
+    hooks = [module for module in model.modules() if module._forward_hooks or module._forward_pre_hooks]
+    with torch.no_grad():
+        before, implementation = model(TOKENS).logits, model.config._attn_implementation
+        run = ri.analyze(model, prompt)
+        assert torch.equal(model(TOKENS).logits, before) and model.config._attn_implementation == implementation
+    assert [module for module in model.modules() if module._forward_hooks or module._forward_pre_hooks] == hooks
+    with pytest.raises(InputError, match="never repositioned"):
+        ri.bridge(model)
+    expected = ri.analyze(ri.reposition(model, "rope"), prompt)
+    for name in expected.children:
+        xr.testing.assert_allclose(run[name].to_dataset(), expected[name].to_dataset())
+    with pytest.raises(InputError, match="this model has no tokenizer, so no prompts can be made for it"):
+        ri.analyze(tiny("llama"))
+
+
+def test_a_cache_knows_positions_by_layer(niah):
+    with torch.no_grad():
+        _, cache = niah.run_with_cache(TOKENS)
+    assert torch.equal(cache["positions", 2], cache["blocks.2.attn.hook_positions"]) and cache["q", 2].shape[1] == 20
+    with pytest.raises(InputError, match=r"no blocks.5.attn.hook_positions; it holds positions of layers 0, 1, 2, 3"):
+        cache["positions", 5]

@@ -18,12 +18,12 @@ from position_papers.training.folder import TrainingFolder
 from repo_interp.analysis.analyze import analyze
 from repo_interp.analysis.request import default_measures
 from repo_interp.cli import main
-from repo_interp.cli.console import Console as OurConsole
-from repo_interp.cli.console import bold
-from repo_interp.cli.progress import steps
 from repo_interp.cli.tables import MOST_ROWS, print_table, print_tables
+from repo_interp.console import Console as OurConsole
+from repo_interp.console import bold
 from repo_interp.models.reposition import layout as layout_of
 from repo_interp.plots.marks.table import Table
+from repo_interp.progress import steps
 from repo_interp.tasks.prompt import Prompt
 
 

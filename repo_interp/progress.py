@@ -12,28 +12,37 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from threading import Event, Lock, Thread
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from repo_interp.cli.console import Console
+from repo_interp.console import Console
 from repo_interp.values import duration
 
 FIRST, EVERY = 1.5, 10.0
 """Seconds until the first plain line, and between the others."""
 
+_showing: ContextVar[bool] = ContextVar("showing", default=False)
 Step = Callable[..., None]
 """Called with what is being done, how much of it is done and how much there is in all where that is known, and a text beside it."""
 
 
 @contextmanager
 def steps(console: Console, every: float = EVERY) -> Iterator[Step]:
-    """A function that shows what is being done, until the context ends; the bar is gone then. Nothing where the console is quiet."""
-    if console.quiet:
+    """A function that shows what is being done, until the context ends; the bar is gone then.
+
+    Nothing where the console is quiet, and inside another such context, whose work this is a part of.
+    """
+    if console.quiet or _showing.get():
         yield lambda *done: None
         return
     with _bar(console) if console.is_terminal else _lines(every) as step:
-        yield step
+        token = _showing.set(True)
+        try:
+            yield step
+        finally:
+            _showing.reset(token)
 
 
 @contextmanager

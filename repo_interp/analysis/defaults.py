@@ -1,0 +1,59 @@
+"""What is analysed where nobody says it: prompts, experiments. `request.default_measures` has the measures.
+
+    prompts        those of the task that the checkpoint was trained on, else one short text
+    experiments    the atlas of heads, quickly, where every layer's positions are the token index, or none
+
+Brings together tasks, experiments and where a model came from; knows nothing about commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from repo_interp.analysis.trained_task import trained_task
+from repo_interp.errors import InputError, warn
+from repo_interp.experiments.atlas import Atlas
+from repo_interp.experiments.catalogue import planned
+from repo_interp.experiments.experiment import Experiment
+from repo_interp.models.bridge import tokenizer_of
+from repo_interp.models.provenance import length_trained, loaded_from
+from repo_interp.models.reposition import layout
+from repo_interp.positions.layouts import FIXED, NO_ATTENTION
+from repo_interp.tasks.prompt import Prompt
+from repo_interp.tasks.short_text import TOKENS, short_text
+from repo_interp.tasks.task import Task
+
+COUNT = 20
+"""Prompts of a task."""
+
+
+def default_prompts(bridge: nn.Module) -> tuple[list[Prompt], Task | None]:
+    """Prompts for `bridge`, and the task that they are of: the one that it was trained on, as far as its files say; else a short text.
+
+    Raises InputError for a model without such a task and without a tokenizer.
+    """
+    source = loaded_from(bridge)
+    task = None if source is None else trained_task(source.directory)
+    if task is not None:
+        return task.prompts(COUNT, seed=0, test_set=None), task
+    tokenizer = tokenizer_of(bridge)
+    if tokenizer is None:
+        raise InputError(
+            "this model has no tokenizer, so no prompts can be made for it; give prompts as tokens, or load it: repo_interp.load(path)"
+        )
+    return [short_text(tokenizer, min(TOKENS, length_trained(bridge)))], None
+
+
+def default_experiments(bridge: nn.Module, prompts: Sequence[Prompt], task: Task | None) -> list[Experiment]:
+    """The atlas, where no layer learns positions or counts gates: then it is what heads do that tells most; none where it cannot work."""
+    if not set(layout(bridge)) <= {*FIXED, NO_ATTENTION}:
+        return []
+    quick = Atlas(sequences=2, twins=2)
+    try:
+        planned(bridge, prompts, [quick], task)
+    except InputError as error:
+        warn(f"without the atlas: {error}")
+        return []
+    return [quick]
