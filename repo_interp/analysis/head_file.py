@@ -86,8 +86,9 @@ class HeadTable(pd.DataFrame):
 
 def provenance(run: xr.DataTree) -> dict[str, Any]:
     """What `run` was measured on, and the rule, threshold and nulls of every name of its atlas, as JSON holds it."""
+    named = {str(name): value for name, value in run.attrs.items()}
     attributes = {
-        name: value for name, value in run.attrs.items() if not name.startswith("version_") and name not in ("asked", "notes")
+        name: value for name, value in named.items() if not name.startswith("version_") and name not in ("asked", "notes")
     }
     attributes["version_repo_interp"] = run.attrs.get("version_repo_interp", "")
     attributes["layers"] = len(str(run.attrs["layout"]).split(",")) if "layout" in run.attrs else 0

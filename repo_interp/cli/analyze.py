@@ -60,8 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompts",
         metavar="FILE",
-        help="prompts.jsonl, or plain text, to analyse; - is standard input (default: prompts of the task that the checkpoint was trained "
-        "on, else one text of 512 tokens from the documentation of Python's standard library)",
+        help="prompts.jsonl, plain text, or logged samples of lm-evaluation-harness or inspect-ai, to analyse; - is standard input "
+        "(default: prompts of the task that the checkpoint was trained on, else one text of 512 tokens from the documentation of Python's "
+        "standard library)",
     )
     parser.add_argument("--text", metavar="TEXT", help="one text to analyse")
     parser.add_argument("--out", metavar="DIR", help="where results go (default: runs/NAME, numbered when there is one)")

@@ -3,7 +3,8 @@
     {"text": "...", "spans": {"needle": [[start, end], ...], "query": ...}, "generated": [[start, end]]}
     {"tokens": [...], "spans": {"needle": [indices], "query": [...]}, "generated": [indices]}
 
-with `answers` (texts), `attributes` (anything JSON) and, beside tokens, `token_text` where wanted. Reading is strict: whatever is
+with `answers` (texts), `attributes` (anything JSON) and, beside tokens, `token_text` where wanted. Logged evaluations (`logged`) and plain
+texts are told by their content. Reading is strict: whatever is
 not as described is refused with the file's name and the line's number. Knows nothing about models, measures or tasks.
 """
 
@@ -13,8 +14,9 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from annotated_types import Interval, Len
 from pydantic import BaseModel, ConfigDict
@@ -23,6 +25,7 @@ from repo_interp.errors import InputError
 from repo_interp.files import path_of, regular, write_text
 from repo_interp.records import modelled, parsed, shown
 from repo_interp.tasks.prompt import GENERATED, Intervals, Prompt
+from repo_interp.tasks.prompt.logged import LoggedText, from_harness, from_inspect, inspect_samples, is_harness_sample
 from repo_interp.tasks.prompt.text import prompt_from_text
 
 if TYPE_CHECKING:
@@ -69,7 +72,8 @@ def read_prompts(
     tokenizer: PreTrainedTokenizerBase | None = None,
     vocab_size: int | None = None,
 ) -> list[Prompt]:
-    """Read prompts.jsonl, or a file of plain text, whose first character is no brace: one prompt without spans. "-": standard input.
+    """Read prompts.jsonl; or logged samples of lm-evaluation-harness, or a log of inspect-ai (see `logged`); or a file of plain text, whose
+    first character is no brace: one prompt without spans. "-": standard input.
 
     `tokenizer` (Hugging Face, fast) is needed for lines of text; beside lines of tokens it fills in token_text where there is
     none. `vocab_size` bounds token ids (default: the tokenizer's size, else no bound). Blank lines are skipped. Raises
@@ -78,17 +82,40 @@ def read_prompts(
     path = path_of(path, "a prompts.jsonl")
     if vocab_size is None and tokenizer is not None:
         vocab_size = len(tokenizer)
-    prompts, lines = [], list(_lines(path))
+    content = _content(path)
+    prompts: list[Prompt] = []
+    with _named(path):
+        samples = inspect_samples(content)
+    if samples is not None:
+        for name, sample in samples:
+            with _named(f"{path}, {name}"):
+                prompts.append(_logged(from_inspect(sample), tokenizer))
+        return prompts or _none(path)
+    lines = list(_lines(path, content))
     if lines and path.suffix not in (".jsonl", ".json") and not lines[0][1].lstrip().startswith("{"):
         return [prompt_from_text("\n".join(_texts(lines)), {}, tokenizer)]
     for number, line in lines:
-        try:
+        with _named(f"{path}, line {number}"):
             prompts.append(_prompt(parsed(line), tokenizer, vocab_size))
-        except InputError as error:
-            raise InputError(f"{path}, line {number}: {error}") from error
-    if not prompts:
-        raise InputError(f"{path}: wanted one prompt per line, the file is empty; write some, or name another file")
-    return prompts
+    return prompts or _none(path)
+
+
+@contextmanager
+def _named(where: object) -> Iterator[None]:
+    """What is refused inside says where it stands."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+
+
+def _none(path: Path) -> NoReturn:
+    raise InputError(f"{path}: wanted one prompt per line, the file is empty; write some, or name another file")
+
+
+def _logged(logged: LoggedText, tokenizer: PreTrainedTokenizerBase | None) -> Prompt:
+    answers = [target for target in logged.targets if target]
+    return prompt_from_text(logged.given + logged.answer, logged.characters, tokenizer, answers, logged.attributes)
 
 
 def _texts(lines: Iterable[tuple[int, str]]) -> Iterator[str]:
@@ -100,12 +127,15 @@ def _texts(lines: Iterable[tuple[int, str]]) -> Iterator[str]:
         before = number
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def _content(path: Path) -> bytes:
     try:
-        content = sys.stdin.buffer.read() if str(path) == STANDARD_INPUT else regular(path).read_bytes()
+        return sys.stdin.buffer.read() if str(path) == STANDARD_INPUT else regular(path).read_bytes()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"{path}: wanted a prompts file, got {reason}; name a readable .jsonl file") from error
+
+
+def _lines(path: Path, content: bytes) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         try:
             decoded = line.decode("utf-8")
@@ -118,6 +148,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _prompt(record: Any, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int | None) -> Prompt:
+    if is_harness_sample(record):
+        return _logged(from_harness(record), tokenizer)
     forms = [form for form in _FORMS if isinstance(record, dict) and form in record]
     if len(forms) != 1:
         raise InputError(f'wanted an object with either "text" or "tokens", got {shown(record)}; give one prompt in one form')

@@ -114,7 +114,8 @@ def test_the_commands_of_the_readme_run(tmp_path, monkeypatch, capsys):
     )  # a network, or minutes
     assert len(lines) >= 3
     for line in [*lines, *inline]:
-        words = shlex.split(line.replace("CHECKPOINT", "reversal/repo"), comments=True)[1:]
+        line = line.replace("CHECKPOINT", "reversal/repo").replace("smollm2-135m", "reversal/rope")  # a network, and minutes
+        words = shlex.split(line, comments=True)[1:]
         made = words[0] == "analyze" and "--prompts" not in words
         assert main([*words, *(("--count", "2") if made else ())]) == 0, line  # two prompts in place of twenty
     assert {file.name for file in (tmp_path / "runs" / "mine").iterdir()} == {"run.nc", "report.html", "figures"}

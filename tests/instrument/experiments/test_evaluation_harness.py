@@ -31,6 +31,10 @@ import json, sys
 import repo_interp as ri
 from lm_eval.tasks import TaskManager
 %s
+from lm_eval.loggers import EvaluationTracker
+tracker = EvaluationTracker(output_path="logs")
+tracker.general_config_tracker.model_name_sanitized, tracker.date_id = "ours", "today"  # else set beside aggregated results
+tracker.save_results_samples("words", results["samples"]["words"])
 print(json.dumps(results["results"]["words"]["acc,none"]))
 """
 
@@ -66,3 +70,13 @@ def test_the_harness_scores_a_model_of_ours(tmp_path):
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == sum(right) / len(right)
     assert 0 < sum(right) < len(right)
+    (logged,) = (tmp_path / "logs").rglob("samples_words_*.jsonl")
+    read = ri.read_prompts(logged, tokenizer)
+    assert [prompt.attributes["scores"] == {"acc": 1.0} for prompt in read] == right
+    for prompt, row in zip(
+        read, rows, strict=True
+    ):  # what was asked, then the right choice; the target stands among the words once
+        answer = row["choices"][row["label"]]
+        assert prompt.text == f"{row['question']} {answer}" and prompt.answers == (answer,)
+        assert prompt.token_text is not None and prompt.generated == (len(prompt.tokens) - 1,)
+        assert [prompt.token_text[place].strip() for place in prompt.spans["needle"]] == [answer]

@@ -4,6 +4,7 @@ says where.
 
 import hashlib
 import json
+import zipfile
 
 import pytest
 from task_tokenizers import FAMILIES, tokenizer
@@ -247,3 +248,104 @@ def test_a_file_of_plain_text_and_standard_input_are_one_prompt(tmp_path, monkey
     (tmp_path / "notes.jsonl").write_text("w0 w1\n", encoding="utf-8")
     with pytest.raises(InputError, match="broken JSON"):
         read_prompts(tmp_path / "notes.jsonl", tokenizer)
+
+
+# ---- logged evaluations -----------------------------------------------------------------------------------------------------------
+
+ROME = "The special number of Rome is 4711. The special number of Oslo is 98. What is the special number of Rome? Answer:"
+INSPECT = {  # written by inspect-ai 0.3.285 (mockllm), without what is not read: events, usage, times
+    "version": 2,
+    "status": "success",
+    "eval": {"task": "numbers", "model": "mockllm/model"},
+    "samples": [
+        {
+            "id": 1,
+            "epoch": 1,
+            "input": ROME,
+            "target": "4711",
+            "messages": [
+                {"id": "3gvPi7CoWxEJJ8HCoQSn2q", "content": ROME, "source": "input", "role": "user"},
+                {
+                    "id": "f4ATJG35Mb6moEVKgnqiGf",
+                    "content": " 4711",
+                    "source": "generate",
+                    "role": "assistant",
+                    "model": "mockllm/model",
+                },
+            ],
+            "output": {"model": "mockllm/model", "choices": [], "completion": " 4711"},
+            "scores": {"includes": {"value": "C", "answer": " 4711", "explanation": " 4711", "history": []}},
+        },
+        {
+            "id": "two",
+            "epoch": 1,
+            "input": [
+                {"id": "c6kFSA54rfPfd3AuLf7BN5", "content": "Answer shortly.", "role": "system"},
+                {"id": "JGEyCJweP4z26KFvPYSkzT", "content": [{"type": "text", "text": ROME}], "role": "user"},
+            ],
+            "target": ["98", "98."],
+            "output": {"model": "mockllm/model", "completion": " 4711"},
+            "scores": {"includes": {"value": "I"}},
+        },
+    ],
+}
+HARNESS = {  # as lm-evaluation-harness 0.4.9 writes a sample of generate_until
+    "doc_id": 3,
+    "doc": {"question": ROME},
+    "target": "4711",
+    "arguments": {"gen_args_0": {"arg_0": ROME, "arg_1": {"until": ["\n"]}}},
+    "resps": [[" 98"]],
+    "filtered_resps": [" 98"],
+    "filter": "none",
+    "metrics": ["exact_match"],
+    "exact_match": 0.0,
+}
+
+
+def texts_of(prompt, places) -> str:
+    return "".join(prompt.token_text[place] for place in places)
+
+
+@pytest.mark.parametrize("form", ["json", "eval"])
+def test_a_log_of_inspect_is_read_as_prompts(tmp_path, form):
+    file = tmp_path / f"log.{form}"
+    if form == "json":
+        file.write_text(json.dumps(INSPECT, indent=2))
+    else:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("header.json", json.dumps({"eval": INSPECT["eval"]}))
+            for number, sample in enumerate(INSPECT["samples"], start=1):
+                archive.writestr(f"samples/{number}_epoch_1.json", json.dumps(sample))
+    one, two = read_prompts(file, tokenizer("byte_level_bpe"))
+    assert one.text == f"{ROME} 4711" and two.text == f"Answer shortly.\n\n{ROME} 4711"
+    assert [texts_of(prompt, prompt.generated).strip() for prompt in (one, two)] == ["4711", "4711"]
+    assert texts_of(one, one.spans["needle"]).strip() == "4711" and texts_of(two, two.spans["needle"]).strip() == "98"
+    assert two.attributes == {"id": "two", "targets": ["98", "98."], "scores": {"includes": "I"}, "epoch": 1}
+
+
+def test_a_sample_of_the_harness_is_read_with_its_answer(tmp_path):
+    file = tmp_path / "samples_numbers.jsonl"
+    twice = HARNESS | {"target": "Rome", "resps": []}  # stands twice in the text, so nothing says which is meant
+    file.write_text("\n".join(map(json.dumps, (HARNESS, twice))) + "\n")
+    one, other = read_prompts(file, tokenizer("byte_level_bpe"))
+    assert one.text == f"{ROME} 98" and texts_of(one, one.generated).strip() == "98"
+    assert texts_of(one, one.spans["needle"]).strip() == "4711"
+    assert one.attributes == {"doc_id": 3, "targets": ["4711"], "scores": {"exact_match": 0.0}}
+    assert other.spans == {} and other.generated == () and other.text == ROME
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"PK\x03\x04 not an archive", "the archive is damaged"),
+        (json.dumps(INSPECT | {"samples": []}).encode(), "wanted one prompt per line, the file is empty"),
+        (json.dumps(INSPECT | {"samples": [{"id": 1}]}).encode(), "log, sample 0: "),
+        (json.dumps(HARNESS | {"arguments": {}}).encode(), "log, line 1: the sample has no text among its arguments"),
+        (json.dumps(HARNESS | {"arguments": 5}).encode(), "log, line 1: "),
+    ],
+)
+def test_a_broken_log_is_refused_in_one_line(tmp_path, content, line):
+    (tmp_path / "log").write_bytes(content)
+    with pytest.raises(InputError) as refused:
+        read_prompts(tmp_path / "log", tokenizer("byte_level_bpe"))
+    assert line in str(refused.value) and "\n" not in str(refused.value)
