@@ -11,6 +11,7 @@
     ri.atlas(run)                                             ... with what heads are called, of experiments=("atlas",)
     ri.plots.position_lines(run, layer=5, head=1)
     scores  = ri.score(bridge)                                how well it answers the task it was trained on: a run too
+    ri.explain_cell(scores, depth=50, length=512)             the heads behind a cell that fails
     audited = ri.verify("path or hub-id")                     whether a model rotates as its configuration says
 
 Everything is imported when it is first asked for: importing the package loads neither torch nor transformers.
@@ -34,6 +35,7 @@ _WHERE = {
     "attention_pattern": "repo_interp.analysis.one_head",
     "bridge": "repo_interp.models.bridge",
     "compare": "repo_interp.comparison.align",
+    "explain_cell": "repo_interp.analysis.failing_cell",
     "explain_logit": "repo_interp.analysis.one_head",
     "explore": "repo_interp.explorer",
     "findings": "repo_interp.plots.findings",
@@ -81,6 +83,7 @@ __all__ = [
     "bridge",
     "compare",
     "experiments",
+    "explain_cell",
     "explain_logit",
     "explore",
     "explorer",
@@ -118,6 +121,7 @@ if TYPE_CHECKING:
     from repo_interp.analysis.analyze import analyze
     from repo_interp.analysis.atlas import atlas
     from repo_interp.analysis.coercion import prompt, tokens
+    from repo_interp.analysis.failing_cell import explain_cell
     from repo_interp.analysis.heads import head_table
     from repo_interp.analysis.one_head import attention_pattern, explain_logit
     from repo_interp.analysis.score import score, score_needles

@@ -111,7 +111,6 @@ def run(arguments: argparse.Namespace) -> int:
         results.withdraw()
         published = drawn(results, scores, step, command.formats)
     print_tables(console, scores)
-    _print_map(console, scores["scores"])
     return print_results(console, results, published)
 
 
@@ -166,17 +165,3 @@ def _scaling(text: str | None, trained: int) -> dict[str, str | float | int] | N
         raise InputError(f"scaling {text!r} is unknown; wanted yarn:FACTOR or linear:FACTOR")
     value = value_of(factor, _SCALING, f"--scaling {kind}:FACTOR")
     return {"rope_type": kind, "factor": value} | ({"original_max_position_embeddings": trained} if kind == "yarn" else {})
-
-
-def _print_map(console, scores) -> None:
-    """Print the scores over the task's two axes, where it has two."""
-    from rich.table import Table
-
-    if "score_map" not in scores or scores["score_map"].ndim != 2:
-        return
-    values = scores["score_map"]
-    rows, columns = values.dims
-    grid = Table(f"{rows} \\ {columns}", *(str(label) for label in values[columns].values), title=values.attrs["long_name"])
-    for label, cells in zip(values[rows].values, values.values, strict=True):
-        grid.add_row(str(label), *("-" if value != value else f"{value:.2f}" for value in cells))
-    console.print(grid)

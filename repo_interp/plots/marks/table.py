@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from html import escape
 from typing import SupportsFloat
 
@@ -24,6 +24,8 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
+    calls: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    """By row and column, the Python that explains a cell; the page shows it where the cell is clicked."""
 
     def formatted(self) -> list[tuple[str, ...]]:
         """Rows as text: three significant digits, a dash where there is no number."""

@@ -21,7 +21,7 @@ from repo_interp.plots.marks.perplexity import perplexity_by_length
 from repo_interp.plots.marks.reading import LEARNED_SCHEMES, checkpoint_name, group
 from repo_interp.plots.marks.runs import has_runs, runs_of
 from repo_interp.plots.marks.scores import draw_map, draw_scores, handles
-from repo_interp.plots.marks.table import Cell, Table
+from repo_interp.plots.marks.table import Cell, Table, cells
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.plots.view import Beside, View
 
@@ -187,6 +187,29 @@ def score_table(run: xr.DataTree) -> Table:
     )
 
 
+def map_table(run: xr.DataTree) -> Table:
+    """The mean score over the task's two axes; a cell of depth and length in which prompts fail has the call that ranks heads for it.
+
+    Raises InputError where the task lacks two axes.
+    """
+    scores = group(run, "scores")
+    if not _has_grid(scores):
+        raise InputError("a map of scores needs a task with two axes, such as depth and length; this run has none")
+    values = scores["score_map"]
+    rows, columns = values.dims
+    labels, below = values[rows].values.tolist(), values[columns].values.tolist()
+    calls, note = {}, ""
+    if (rows, columns) == ("depth", "length"):
+        calls = {
+            (place, 1 + beside): f'ri.explain_cell(ri.read_run("run.nc"), depth={labels[place]}, length={below[beside]})'
+            for place, beside in np.argwhere(values.values < 1).tolist()
+        }
+        note = "A click on a cell in which prompts fail shows the call that ranks the heads behind it." if calls else ""
+    cells_of = [(str(label), *cells(own)) for label, own in zip(labels, values.values, strict=True)]
+    columns_of = (f"{rows} \\ {columns}", *map(str, below))
+    return Table("score_map", str(values.attrs["long_name"]), columns_of, tuple(cells_of), note, calls)
+
+
 def _asked(scores: xr.Dataset) -> str:
     """The options of the scoring, in a sentence."""
     asked = [f"seed {scores.attrs['seed']}"] if "seed" in scores.attrs else []
@@ -213,7 +236,7 @@ VIEW = View(
     "Scores",
     "How well the checkpoint answers, by test set: the mean over prompts, with its standard error.",
     figures_of_scores,
-    tables=lambda run: (score_table(run),),
+    tables=lambda run: (score_table(run), *([map_table(run)] if _has_grid(group(run, "scores")) else [])),
     findings=_findings,
     compared=("mean_score", "log_perplexity"),
     not_averaged=("mean_score", "standard_error", "score_map"),  # those of `score`

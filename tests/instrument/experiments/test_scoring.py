@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from numpy.testing import assert_allclose, assert_array_equal
 from task_tokenizers import tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -19,7 +20,7 @@ from repo_interp.experiments.responses import generated_responses
 from repo_interp.experiments.task_scores import task_scores
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.provenance import identity
-from repo_interp.plots.views.task_scores import figures_of_scores, score_grid, score_table, task_perplexity
+from repo_interp.plots.views.task_scores import figures_of_scores, map_table, score_grid, score_table, task_perplexity
 from repo_interp.plots.views.task_scores import task_scores as draw_task_scores
 from repo_interp.shipped import zoo_path
 from repo_interp.store import OtherQuestion
@@ -188,6 +189,57 @@ def test_the_map_writes_per_cent_and_only_where_a_task_has_two_axes(niah, revers
     assert all(texts[column, row] == f"{100 * values.values[row, column]:.0f}" for column, row in texts)
     with pytest.raises(InputError, match="two axes"):
         score_grid(reversal)
+
+
+@pytest.fixture(scope="module")
+def failing():
+    """Scores of a model that fails beyond its training length, and the model."""
+    bridge = ri.zoo("niah/rope")
+    return ri.score(bridge, "niah", ["256", "512"], count=12), bridge
+
+
+def test_a_failing_cell_names_the_heads_that_lose_the_needle(failing):
+    scores, bridge = failing
+    mapped = scores["scores"]["score_map"]
+    depth, length = next((int(d), int(n)) for d in mapped["depth"] for n in mapped["length"] if mapped.sel(depth=d, length=n) < 1)
+    found = ri.explain_cell(scores, depth, length, bridge, most=2)
+    prompts = task_of(bridge, "niah").prompts(12, 0, str(length))
+    right = dict(enumerate(scores["scores"]["score"].sel(test_set=str(length)).values >= 1))
+    here = [number for number, one in enumerate(prompts) if round(one.attributes["depth"], -1) == depth and not right[number]]
+    assert found.attrs["failing"] == len(here) > 0 and found.attrs["passing"] >= 5
+    lost = ri.analyze(bridge, [prompts[number] for number in here], ("attention_mass",))["attention_mass"]["mass"]
+    for row in found.itertuples():
+        assert row.failing == pytest.approx(100 * float(lost.sel(span="needle", layer=row.layer, head=row.head).mean()))
+        assert row.change == pytest.approx(row.failing - row.passing)
+    assert len(found) == 16 and found["effect"].notna().sum() == 2 and found["effect"][0] < -0.5
+    assert abs(found["change"][0]) >= found["change"][2:].abs().max()
+
+
+def test_the_map_gives_the_call_for_each_failing_cell(failing):
+    scores, _ = failing
+    table = map_table(scores)
+    mapped = scores["scores"]["score_map"].values
+    assert {(row, column - 1) for row, column in table.calls} == set(map(tuple, np.argwhere(mapped < 1).tolist()))
+    (row, column), call = next(iter(table.calls.items()))
+    assert call == f'ri.explain_cell(ri.read_run("run.nc"), depth={table.rows[row][0]}, length={table.columns[column]})'
+
+
+def test_a_cell_that_cannot_be_explained_is_refused_in_one_line(failing, reversal, hub):
+    scores, bridge = failing
+    with pytest.raises(InputError, match=r"no prompt fails at depth 100 and length 256; cells with failing prompts: \("):
+        ri.explain_cell(scores, 100, 256, bridge)
+    with pytest.raises(InputError, match="no map of scores by depth and length"):
+        ri.explain_cell(reversal, 0, 12, bridge)
+    with pytest.raises(InputError, match="scored other weights of niah/rope"):
+        ri.explain_cell(scores, 0, 512, ri.zoo("niah/repo"))
+    wrong = scores.copy()
+    wrong["scores"] = xr.DataTree(scores["scores"].to_dataset().assign_attrs(seed=1))
+    with pytest.raises(InputError, match="cannot be made again as they were scored"):
+        ri.explain_cell(wrong, 0, 512, bridge)
+    bridge = ri.load(hub)
+    asked = ri.score_needles(bridge, [300], variant="single_1", count=2)
+    with pytest.raises(InputError, match="no prompt of this run passes"):
+        ri.explain_cell(asked, int(asked["scores"]["depth"][0]), 300, bridge)
 
 
 def test_perplexity_is_drawn_for_tasks_in_nats_alone(niah):

@@ -1,0 +1,143 @@
+"""From a cell of a map of scores that fails to its heads: which look at the needle less there, and what each is worth where it works.
+
+    change_h = mean over failing prompts of mass_h(needle) - mean over passing ones           from the rows that produce the answer
+    effect_h = mean over passing prompts of log p(answer | h ablated) - log p(answer)         nats, of the heads of the largest change
+
+The cell's prompts are made again, from what the run of scores says of them. Passing prompts are those of the cell and of the nearest
+cells, of its length before others, until there are `FEWEST`. Knows nothing about tasks and how scores are drawn.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xarray as xr
+from torch import nn
+
+from repo_interp.analysis.ablation import ablation_effects
+from repo_interp.analysis.analyze import analyze
+from repo_interp.errors import InputError
+from repo_interp.models.bridge import tokenizer_of
+from repo_interp.models.load import load
+from repo_interp.models.provenance import identity
+from repo_interp.run import require_run
+from repo_interp.tasks import Prompt, make_task
+from repo_interp.tasks.niah import niah
+from repo_interp.tasks.prompt import digest, main_span
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+FEWEST = 5
+"""Passing prompts that failing ones are compared with, where the run has them."""
+
+
+def explain_cell(scores: xr.DataTree, depth: float, length: int, bridge: nn.Module | None = None, most: int = 10) -> pd.DataFrame:
+    """The heads behind a failing cell of the map of `scores`, a run of `ri.score` or `repo-interp score` by depth and length, in per cent.
+
+        ri.explain_cell(scores, depth=10, length=512)
+
+    One row per head, the largest effects first, then the largest changes: layer, head, `failing` and `passing`, the mass on the needle in
+    per cent, `change` between them, and of the `most` heads of the largest change `effect` and `standard_error`. `attrs` says which prompts
+    were compared. `bridge`: the model that was scored; None: it is loaded by its name. Raises InputError for a run without such a map, a
+    cell that it lacks or in which nothing fails, and for a model or prompts other than those that were scored.
+    """
+    require_run(scores)
+    if "scores" not in scores.children or scores["scores"].to_dataset().get("score_map", xr.DataArray()).dims != (
+        "depth",
+        "length",
+    ):
+        raise InputError("this run has no map of scores by depth and length; score a task that has both, such as niah or ruler")
+    group = scores["scores"].to_dataset()
+    bridge = load(str(scores.attrs["checkpoint"])) if bridge is None else bridge
+    if identity(bridge).get("checkpoint_digest") != scores.attrs.get("checkpoint_digest"):
+        raise InputError(
+            f"the run scored other weights of {scores.attrs.get('checkpoint')} than those of this model; give the model that it scored"
+        )
+    prompts, passed, cells = _scored_prompts(group, bridge)
+    here = [number for number, cell in enumerate(cells) if cell == (depth, length)]
+    failing = [number for number in here if not passed[number]]
+    if not failing:
+        known = ", ".join(f"({d}, {n})" for d, n in sorted({cells[number] for number in np.flatnonzero(~passed)}))
+        raise InputError(f"no prompt fails at depth {depth} and length {length}; cells with failing prompts: {known or 'none'}")
+    passing = _nearest(cells, passed, (depth, length))
+    span, chosen = main_span(prompts), [*failing, *passing]
+    if span is None:
+        raise InputError("the prompts mark no needle that heads could look at")
+    run = analyze(bridge, [prompts[number] for number in chosen], ("attention_mass",))
+    mass = 100 * run["attention_mass"]["mass"].sel(span=span)
+    table = (
+        xr.Dataset(
+            {
+                "failing": mass[{"prompt": slice(len(failing))}].mean("prompt"),
+                "passing": mass[{"prompt": slice(len(failing), None)}].mean("prompt"),
+            }
+        )
+        .drop_vars(["scheme", "span"], errors="ignore")
+        .to_dataframe()
+        .dropna()
+        .reset_index()
+    )
+    table = table[["layer", "head", "failing", "passing"]].assign(change=table["failing"] - table["passing"])
+    table = table.sort_values("change", key=abs, ascending=False, ignore_index=True)
+    kept = [prompts[number] for number in passing]
+    for row in table.index[:most]:
+        pair = (int(table.loc[row, "layer"]), int(table.loc[row, "head"]))  # pyright: ignore[reportArgumentType]
+        ablated = ablation_effects(bridge, pair, kept, controls=0).iloc[1]
+        table.loc[row, ["effect", "standard_error"]] = ablated["effect"], ablated["standard_error"]
+    table = table.sort_values("effect", key=abs, ascending=False, kind="stable", na_position="last", ignore_index=True)
+    table.attrs = {
+        "failing": len(failing),
+        "passing": len(passing),
+        "passing_cells": sorted({cells[number] for number in passing}),
+        "span": span,
+    }
+    return table
+
+
+def _scored_prompts(group: xr.Dataset, bridge: Any) -> tuple[list[Prompt], np.ndarray, list[tuple[int, int]]]:
+    """Every prompt that was scored, with its answer; whether the model answered it; and its cell."""
+    count, seed, prompts = int(group.attrs["count"]), int(group.attrs["seed"]), []
+    for test_set in group["test_set"].values:
+        made, asked = _made_again(group, str(test_set), count, seed, bridge)
+        if digest(asked) != str(group["prompts_digest"].sel(test_set=test_set).values):
+            raise InputError(f"the prompts of test set {test_set} cannot be made again as they were scored; score again")
+        prompts += made
+    passed = group["score"].transpose("test_set", "prompt").values.ravel() >= 1
+    cells = [(round(float(prompt.attributes["depth"]), -1), int(prompt.attributes["length"])) for prompt in prompts]
+    return prompts, passed, [(int(depth), length) for depth, length in cells]
+
+
+def _made_again(
+    group: xr.Dataset, test_set: str, count: int, seed: int, bridge: Any
+) -> tuple[Sequence[Prompt], Sequence[Prompt]]:
+    """The prompts of a test set with their answers, and as they were scored."""
+    if group.attrs["task"] == "ruler":
+        options = {name: group.attrs[name] for name in ("dialect", "depth") if name in group.attrs}
+        made, asked = (
+            niah(tokenizer_of(bridge), str(group.attrs["variant"]), int(test_set), count, seed, answer=answer, **options)
+            for answer in ("reference", "none")
+        )
+        return made, asked
+    task = make_task(str(group.attrs["task"]))
+    stored = {name: group.attrs[f"task_{name}"] for name in task.options() if f"task_{name}" in group.attrs}
+    options = {name: text if isinstance(task.options()[name], str) else ast.literal_eval(text) for name, text in stored.items()}
+    made = make_task(task.name, **options).prompts(count, seed, test_set)
+    return made, made
+
+
+def _nearest(cells: Sequence[tuple[int, int]], passed: np.ndarray, cell: tuple[float, int]) -> list[int]:
+    """Prompts that pass, from the cells nearest to `cell`: of its length before others, then by depth."""
+    depth, length = cell
+
+    def far(place: int) -> tuple[float, float]:
+        return abs(float(np.log(cells[place][1] / length))), abs(cells[place][0] - depth)
+
+    places = sorted((int(place) for place in np.flatnonzero(passed)), key=far)
+    if not places:
+        raise InputError("no prompt of this run passes, so there is nothing to compare with")
+    return [place for place in places if far(place) <= far(places[min(FEWEST, len(places)) - 1])]
