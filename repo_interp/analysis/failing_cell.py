@@ -73,8 +73,8 @@ def explain_cell(scores: xr.DataTree, depth: float, length: int, bridge: nn.Modu
     table = (
         xr.Dataset(
             {
-                "failing": mass[{"prompt": slice(len(failing))}].mean("prompt"),
-                "passing": mass[{"prompt": slice(len(failing), None)}].mean("prompt"),
+                "failing": mass.isel(prompt=slice(len(failing))).mean("prompt"),
+                "passing": mass.isel(prompt=slice(len(failing), None)).mean("prompt"),
             }
         )
         .drop_vars(["scheme", "span"], errors="ignore")

@@ -23,7 +23,7 @@ from matplotlib.patches import Patch
 from scipy.cluster.hierarchy import dendrogram, linkage
 from scipy.spatial.distance import squareform
 
-from repo_interp.plots.marks.drawing import colour_bar, legend_below, name_ticks, scheme_swatches
+from repo_interp.plots.marks.drawing import colour_bar, counted, legend_below, name_ticks, scheme_swatches
 from repo_interp.plots.marks.finding import Finding, heads_named, percent
 from repo_interp.plots.marks.heads import MISSING, HeadMap
 from repo_interp.plots.marks.reading import group, schemes, unit_label
@@ -210,14 +210,14 @@ def _name_stretches(ax: Any, names: Sequence[tuple[str, ...]]) -> None:
 
 
 def atlas_table(run: xr.DataTree) -> Table:
-    """One row per name: how many heads have it, which, and the rule: what the score must exceed, and what random-weight controls reach."""
+    """One row per name: how many heads have it, which, what the score must exceed, and what random-weight controls reach."""
     atlas = group(run, "atlas")
     layers, heads = (atlas[axis].values for axis in ("layer", "head"))
     rows: list[tuple[Cell, ...]] = []
     for label in atlas["label"].values:
         own = atlas.sel(label=label)
         places = np.argwhere(own["named"].transpose("layer", "head").values > 0)
-        which = [f"L{layers[row]} H{heads[column]}" for row, column in places.tolist()]
+        which = [f"L{layers[row]}\u00a0H{heads[column]}" for row, column in places.tolist()]
         shown = ", ".join(which[:LISTED]) + (f", and {len(which) - LISTED} more" if len(which) > LISTED else "")
         controls = own["null"].values[np.isfinite(own["null"].values)]
         threshold = float(own["threshold"])
@@ -228,21 +228,22 @@ def atlas_table(run: xr.DataTree) -> Table:
                 shown or "–",
                 threshold if np.isfinite(threshold) else None,
                 float(controls.max()) if controls.size else None,
-                str(own["rule"].values),
             )
         )
     unnamed = sum(not of for of in names_of(atlas).ravel())
+    used = [str(label) for label, *_, threshold, _ in rows if threshold is not None]
+    rules = "; ".join(f"{label}: {atlas['rule'].sel(label=label).values}" for label in used)
     note = (
         f"{unnamed} of {len(layers) * len(heads)} heads have no name. {atlas.attrs.get('twins', 0)} twins with random weights, "
-        f"{atlas.attrs.get('prompts', 0)} prompts, {atlas.attrs.get('sequences', 0)} sequences of {atlas.attrs.get('repeated_tokens', 0)} "
-        "random tokens, repeated. A dash: this run has nothing to measure it by."
+        f"{counted(int(atlas.attrs.get('prompts', 0)), 'prompt')}, {atlas.attrs.get('sequences', 0)} sequences of "
+        f"{atlas.attrs.get('repeated_tokens', 0)} random tokens, repeated. A dash: this run has nothing to measure it by. Rules: {rules}."
     )
     if without := _without_direct_path(atlas):
         note += (
             f" Contributions are missing in layers {', '.join(without)}: no place was found there where attention's output is added to "
             "the residual stream."
         )
-    columns = ("name", "heads", "which", "threshold", "largest of twins", "rule")
+    columns = ("name", "heads", "which", "threshold", "largest of twins")
     return Table("atlas", "Heads by name", columns, tuple(rows), note)
 
 

@@ -69,7 +69,13 @@ def component_table(run: xr.DataTree) -> Table:
     band = bands(components, layers[0])
     shares = vaf_of_heads(components).sel(layer=layers).median(("layer", "head")).values
     rows = tuple(
-        (int(number), float(theta), float(2 * np.pi / theta) if theta else None, BAND_NAMES[kind], float(share))
+        (
+            int(number),
+            float(theta),
+            float(2 * np.pi / theta) if theta else None,
+            BAND_NAMES[kind].removesuffix(" frequency"),
+            float(share),
+        )
         for number, theta, kind, share in zip(
             components["component"].values, band["frequency"].values, band_of(band), shares, strict=True
         )
@@ -77,7 +83,7 @@ def component_table(run: xr.DataTree) -> Table:
     return Table(
         "components",
         "Rotary components",
-        ("component", "theta (rad per position)", "wavelength (positions)", "band", "VAF (%)"),
+        ("component", "theta (rad per position)", "wavelength (positions)", "frequency band", "VAF (%)"),
         rows,
         f"VAF of all pairs' logits, the median over the heads of {len(layers)} layers; bands for a training length of "
         f"{training_length(run):,} tokens.",

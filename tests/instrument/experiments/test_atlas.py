@@ -327,7 +327,7 @@ def test_the_page_has_every_head_once_and_the_rules(run, tmp_path):
     (table,) = VIEW.tables(run)
     assert [row[0] for row in table.rows] == [rule.name for rule in RULES]
     mirror = next(row for row in table.rows if row[0] == "mirror")
-    assert mirror[1:4] == (4, "L2 H0, L2 H1, L2 H2, L2 H3", 0.5)
+    assert mirror[1:4] == (4, "L2\u00a0H0, L2\u00a0H1, L2\u00a0H2, L2\u00a0H3", 0.5) and "mirror: mirror above 0.5" in table.note
     page = ri.plots.report_page(alone(run), tmp_path / "page.html").read_text(encoding="utf-8")
     assert 'id="atlas-live"' in page and "reportSections.atlas" in page and "Heads by name" in page
 
