@@ -103,8 +103,8 @@ def test_a_paper_makes_its_directory_and_the_page_has_every_claim_with_its_comma
     assert "H1" in said
     page = (out / "claims.md").read_text()
     gallery = (out / "README.md").read_text()
-    numbers = table(page, "# Every claim and every number")
-    claims = [row for each in named(()).values() for row in table(gallery, f"### {each.title}")]
+    numbers = table(page, "## Every number")
+    claims = [row for each in named(()).values() for row in table(page, f"## {each.title}")]
     labels = [claim.label for each in named(()).values() for claim in each.claims]
     assert [re.sub(r"\[(.*)\].*", r"\1", row[0]) for row in claims] == labels
     assert all(row[-1] not in ("", "–") for row in claims)
@@ -125,7 +125,7 @@ def test_a_paper_makes_its_directory_and_the_page_has_every_claim_with_its_comma
     page += gallery
     for link in re.findall(r'(?:href|src)="([^"#]+)', page) + re.findall(r"\]\(([^)#]+)\)", page):
         assert (out / link).is_file() or not (out / link).parent.exists()
-    assert "Not made yet: `repo-interp figures cope`." in gallery and "| [H1](hope/README.md) |" in gallery
+    assert "not made yet, `repo-interp figures cope`" in gallery and "| [H1](hope/README.md) |" in gallery
     assert [path.name for path in (out / "hope").glob("logit_by_distance.*")] == ["logit_by_distance.png"]
 
 
@@ -178,7 +178,7 @@ def test_nothing_to_work_on_is_said_of_every_claim(tmp_path):
     # RePo is left out: its parameters and times are measured on fresh models.
     asked = [name for name in PAPERS if name != "repo"]
     assert main(["figures", *asked, "--no-zoo", "--out", str(tmp_path / "out")]) == 0
-    rows = table((tmp_path / "out" / "claims.md").read_text(), "# Every claim and every number")
+    rows = table((tmp_path / "out" / "claims.md").read_text(), "## Every number")
     for name in asked:
         with (tmp_path / "out" / name / "verdicts.csv").open(newline="") as stream:
             verdicts = list(csv.DictReader(stream))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import json
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 import xarray as xr
 from matplotlib.figure import Figure
 from numpy.testing import assert_allclose
+from places import ROOT as CHECKOUT
 from scipy import stats
 
 import position_papers
@@ -49,7 +51,7 @@ from position_papers.kit.differences import (
     wilson,
 )
 from position_papers.kit.experiment import Drawing, Experiment, Needs, Paper, run, without_checkpoints
-from position_papers.kit.gallery import page_above, write_gallery
+from position_papers.kit.gallery import headlines, page_above, write_gallery
 from position_papers.kit.outcomes import primary_rows, read_table, records, standing, verdict_table
 from position_papers.kit.paper_directory import LARGEST, NUMBERS, numbers, write_numbers
 from position_papers.kit.rules import (
@@ -318,7 +320,8 @@ def test_every_part_of_a_claim_is_a_row_of_its_own(tmp_path):
     mine = dataclasses.replace(paper(0.6), experiments=(dataclasses.replace(paper(0.6).experiments[0], claims=claims),))
     (tmp_path / "mine").mkdir()
     verdict_table(verdicts).to_csv(tmp_path / "mine" / "verdicts.csv", index=False)
-    page = write_gallery(tmp_path, [mine]).read_text()
+    write_gallery(tmp_path, [mine])
+    page, _, numbers = (tmp_path / "claims.md").read_text().partition("## Every number")
     cells = [line.split(" | ") for line in page.splitlines() if line.startswith(("| X", "| [X"))]
     assert [
         (row[0].removeprefix("| ").partition("]")[0].removeprefix("["), row[-2], row[-1].removesuffix(" |")) for row in cells
@@ -331,10 +334,64 @@ def test_every_part_of_a_claim_is_a_row_of_its_own(tmp_path):
         ("X5", "–", "not measured yet"),
     ]
     assert "2 hold, 1 fail, 1 are undecided, 1 are not measurable, 1 are not measured yet." in page
-    numbers = [line.split(" | ")[0] for line in (tmp_path / "claims.md").read_text().splitlines() if line.startswith("| X")]
-    assert numbers == ["| X1", "| X1", "| X1 (part)", "| X2", "| X2", "| X3", "| X4", "| X5"]
+    assert [line.split(" | ")[0] for line in numbers.splitlines() if line.startswith("| X")] == [
+        "| X1",
+        "| X1",
+        "| X1 (part)",
+        "| X2",
+        "| X2",
+        "| X3",
+        "| X4",
+        "| X5",
+    ]
 
 
+def test_a_real_model_decides_where_it_can_and_the_page_has_one_row_per_claim(tmp_path):
+    claims = tuple(Claim(id, f"statement of {id}", "here", "1", SHARE, part) for id, part in PARTS)
+    mine = dataclasses.replace(paper(0.6), experiments=(dataclasses.replace(paper(0.6).experiments[0], claims=claims),))
+    of_toy = [judged(claims[0], "a", HOLDS, 0.5), judged(claims[2], "a", HOLDS, 0.7), unmeasured(claims[3], "a", "needs steps")]
+    found = {
+        "mine": of_toy,
+        "smollm2-135m/code/mine": [judged(claims[0], "smollm2-135m", FAILS, 0.1), judged(claims[3], "smollm2-135m", HOLDS, 0.8)],
+        "smollm2-135m/prose/mine": [judged(claims[0], "smollm2-135m", FAILS, 0.2), unmeasured(claims[2], "smollm2-135m", "no")],
+        "smollm2-135m-repo/prose/mine": [judged(claims[3], "smollm2-135m-repo", FAILS, 0.3)],
+    }
+    for place, verdicts in found.items():
+        (tmp_path / place).mkdir(parents=True)
+        verdict_table(verdicts).to_csv(tmp_path / place / "verdicts.csv", index=False)
+        (tmp_path / place / "page.json").write_text(json.dumps({"provenance": {"command": "make"}, "figures": []}))
+    rows = {row["claim"].id: row for row in headlines(tmp_path, [mine])}
+    assert list(rows) == ["X1", "X2", "X3", "X4", "X5"]
+    assert [None if row["verdict"] is None else row["verdict"].outcome for row in rows.values()] == [
+        FAILS,
+        HOLDS,
+        FAILS,
+        None,
+        None,
+    ]
+    assert rows["X3"]["verdict"].reasons == (Reason(Kind.PART, count=1, of=2),)
+    page = write_gallery(tmp_path, [mine]).read_text()
+    cells = [line.strip("| ").split(" | ")[4:] for line in page.splitlines() if line.startswith("| [X")]
+    assert cells[0] == ["0.5 (a): holds", "0.1 (code), 0.2 (prose): fails", "–", "–", "fails"]
+    assert cells[1] == ["0.7 (a): holds", "not measurable", "–", "–", "**holds**"]
+    assert cells[2] == ["not measurable", "0.8 (code): holds", "–", "0.3 (prose): fails", "fails, holds in 1 of 2"]
+    assert "Of 5 claims, 1 hold, 2 fail (1 of them hold in part), 2 are not measured yet." in page
+
+
+def test_the_page_of_claims_can_be_read(tmp_path):
+    """A row for each of the 29 claims, as the stored verdicts say; short."""
+    for file in [*FIGURES.rglob("verdicts.csv"), *FIGURES.rglob("page.json")]:
+        kept = tmp_path / file.relative_to(FIGURES)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_bytes(file.read_bytes())
+    page = (FIGURES / "README.md").read_text(encoding="utf-8")
+    assert write_gallery(tmp_path, list(named(()).values())).read_text(encoding="utf-8") == page
+    assert len(page.encode()) < 12_000
+    rows = {line.split("](")[0][3:]: line for line in page.splitlines() if line.startswith("| [")}
+    assert list(rows) == [claim.id for each in named(()).values() for claim in each.claims if not claim.part] and len(rows) == 29
+
+
+FIGURES = CHECKOUT / "figures"
 PARTS = (("X1", ""), ("X1", "part"), ("X2", ""), ("X3", ""), ("X4", ""), ("X5", ""))
 
 
@@ -355,10 +412,10 @@ def test_a_new_claim_is_on_every_page_by_its_experiment_alone(tmp_path):
     ]
     page = (tmp_path / "mine" / "README.md").read_text()
     assert "- **X9** (nowhere): a new claim. Holds when: the share is at least 0.5." in page
-    gallery = write_gallery(tmp_path, [mine]).read_text()
-    assert "Of 3 claims of the papers, parts counted apart and each on its primary checkpoint, 1 hold, 2 are not m" in gallery
-    assert "| [X9](mine/README.md) | a new claim (nowhere) | 0.9 |" in gallery
-    assert "| X9 | none | not measurable |" in (tmp_path / "claims.md").read_text()
+    gallery, numbers = write_gallery(tmp_path, [mine]).read_text(), (tmp_path / "claims.md").read_text()
+    assert "Of 3 claims, parts counted apart and each on its primary checkpoint, 1 hold, 2 are not m" in numbers
+    assert "| [X9](mine/README.md) | a new claim (nowhere) | 0.9 |" in numbers and "| X9 | none | not measurable |" in numbers
+    assert "| [X9](mine/README.md) | a new claim |" in gallery
 
 
 def test_the_numbers_behind_all_figures_are_one_table(tmp_path):
@@ -476,11 +533,11 @@ def test_a_checkpoint_beside_the_zoo_has_a_section_of_its_own(tmp_path):
         of_data = paper(share)
         build = Build(of_data, Given(), of_data.options(), f"make {data}", tmp_path / "real" / data / "mine")
         build.make(tmp_path / "cache", lambda text: None)
-    page = write_gallery(tmp_path, [mine]).read_text()
-    own = page.partition("## real")[2].partition("## Figures")[0]
+    gallery = write_gallery(tmp_path, [mine]).read_text()
+    own = (tmp_path / "claims.md").read_text().partition("## real")[2].partition("## Every number")[0]
     assert "| claim | what the paper says | paper's number | code | prose | zoo's primary |" in own
     assert "| **holds**: 0.6 | fails: 0.4 | not measured yet |" in own
-    assert "make code\nmake prose" in own and "real/prose/mine/shares.png" in own
+    assert "make code\nmake prose" in own and "(real/prose/mine/README.md)" in gallery
     assert page_above(tmp_path / "real" / "code") == tmp_path
     assert page_above(tmp_path / "real" / "code" / "deeper") is None
 

@@ -97,9 +97,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _made(console, builds, arguments: argparse.Namespace, cache: Path) -> int:
-    """Measure what is not kept yet, draw and write; print the verdicts."""
+    """Measure what is not kept yet, draw and write; print what became of every claim."""
     from position_papers import named
-    from position_papers.kit.gallery import page_above, write_gallery
+    from position_papers.kit.gallery import headlines, page_above, write_gallery
     from repo_interp.console import bold
     from repo_interp.progress import steps
 
@@ -112,17 +112,17 @@ def _made(console, builds, arguments: argparse.Namespace, cache: Path) -> int:
         try:
             with steps(console) as step:
                 step(build.name)
-                verdicts, files = build.make(cache, lambda doing, name=build.name, step=step: step(f"{name}: {doing}"))
+                _, files = build.make(cache, lambda doing, name=build.name, step=step: step(f"{name}: {doing}"))
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"what was measured is kept in {cache}; the same command goes on") from None
-        _print(console, build.paper.title, verdicts)
         console.print(
             bold(build.directory / "README.md", f"  verdicts and figures; {len(files)} files"),
             highlight=False,
             soft_wrap=True,
         )
         write_gallery(over_all, papers)
-    console.print(bold(write_gallery(over_all, papers), "  every claim and every figure"), highlight=False, soft_wrap=True)
+    _print(console, headlines(over_all, papers))
+    console.print(bold(write_gallery(over_all, papers), "  every claim and every page"), highlight=False, soft_wrap=True)
     return 0
 
 
@@ -189,23 +189,17 @@ def _announced(builds) -> list[str]:
     return lines
 
 
-def _print(console, title: str, verdicts) -> None:
-    """Print verdicts in columns that fit into 80; checkpoints with the same outcome and number on a claim share a row."""
+def _print(console, rows) -> None:
+    """Print what became of every claim, on the small models and on real ones, in columns that fit into 80."""
     from rich.table import Table
     from rich.text import Text
 
-    from position_papers.kit.outcomes import verdict_table
-
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), show_edge=False)
-    table.add_column("claim")
-    table.add_column("outcome", no_wrap=True)
-    table.add_column("ours", no_wrap=True)
-    table.add_column("checkpoint", overflow="fold", min_width=18)
-    rows = verdict_table(verdicts)
-    rows["ours"] += rows["spread"].where(rows["spread"] == "", " ± " + rows["spread"])
-    columns = ["claim", "outcome", "ours"]
-    for _, own in rows.groupby(columns, sort=False):
-        table.add_row(*map(Text, own[columns].iloc[0]), Text(", ".join(dict.fromkeys(own["checkpoint"]))))
+    titles = list(rows[0]["columns"])
+    table = Table("claim", "outcome", *titles, box=None, padding=(0, 1, 0, 0), show_edge=False)
+    for row in rows:
+        numbers = (", ".join(own["ours"] for own in row["columns"][title]["rows"] if own["ours"]) or "–" for title in titles)
+        outcome = "not measured yet" if row["verdict"] is None else row["verdict"].outcome
+        table.add_row(*map(Text, (row["claim"].id, outcome, *numbers)))
     console.print(table)
 
 

@@ -1,11 +1,11 @@
-"""The page over the figures of all papers: what became of every claim, and every figure, from the files that the papers' pages left.
+"""The page over all papers: what became of every claim, from the files that the papers' pages left.
 
-    DIRECTORY/*/verdicts.csv, page.json -> DIRECTORY/README.md    pictures, and one line per claim
-                                           DIRECTORY/claims.md    every number
-    DIRECTORY/SUBJECT/DATA/*/verdicts.csv    a checkpoint beside those of the zoo, by what it was asked: a section of its own
+    DIRECTORY/*/verdicts.csv, page.json -> DIRECTORY/README.md    one line per claim, on the zoo's models and on real ones
+                                           DIRECTORY/claims.md    every part of every claim, and every number
+    DIRECTORY/SUBJECT/DATA/*/verdicts.csv    a checkpoint beside those of the zoo, by what it was asked
 
-The list of claims comes with the papers, so that those that nobody measured yet are there too. Every (claim, part) is a row of its own.
-The templates `pages/gallery.md.jinja` and `pages/numbers.md.jinja` make the words. Knows no paper or checkpoint by name.
+Where a real model can decide on a claim, it does, whatever a small one says. The list of claims comes with the papers, so that those that
+nobody measured yet are there too. The templates `pages/gallery.md.jinja` and `pages/numbers.md.jinja` make the words. Knows no paper.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from position_papers.kit.claims import Claim
+from position_papers.kit.claims import FAILS, HOLDS, UNDECIDED, UNMEASURABLE, Claim, Kind, Reason, Verdict
 from position_papers.kit.experiment import Paper
 from position_papers.kit.outcomes import EXTENSION, Row, primary_rows, read_table, records, standing
 from position_papers.kit.pages import rendered
@@ -25,6 +25,8 @@ from repo_interp.errors import InputError
 from repo_interp.files import write_text
 
 HEADING = "# The papers' figures, made again"
+REAL = {"SmolLM2-135M": "smollm2-135m", "Gemma 3 270M": "gemma3-270m", "RePo adapter": "smollm2-135m-repo"}
+"""The real models: the heading of each, and the name of its directory."""
 TABLES, TABLES_HEADING = "claims.md", "# Every claim and every number"
 Page = Mapping[str, Any]
 
@@ -52,13 +54,49 @@ def require_own(directory: Path) -> None:
 def write_gallery(directory: Path, papers: Sequence[Paper]) -> Path:
     """Write the page over all `papers` in `directory` and its tables beside it; return the page. The same files give the same bytes."""
     pages = [_page(directory / paper.name, paper) for paper in papers]
-    claims = [each for page in pages for each in page["claims"]]
-    kinds = {"theirs": [each for each in claims if not each["extension"]], "ours": [each for each in claims if each["extension"]]}
-    subjects = _subjects(directory, pages)
-    write_text(directory / TABLES, rendered("numbers.md", heading=TABLES_HEADING, pages=pages))
-    page = directory / "README.md"
-    write_text(page, rendered("gallery.md", heading=HEADING, tables=TABLES, pages=pages, subjects=subjects, **kinds))
+    subjects, page = _subjects(directory, pages), directory / "README.md"
+    write_text(directory / TABLES, rendered("numbers.md", heading=TABLES_HEADING, pages=pages, subjects=subjects))
+    headings = {"heading": HEADING, "tables": TABLES, "real": REAL}
+    write_text(page, rendered("gallery.md", rows=headlines(directory, papers), pages=pages, subjects=subjects, **headings))
     return page
+
+
+def headlines(directory: Path, papers: Sequence[Paper]) -> list[Page]:
+    """A row for every claim, without its parts: the verdict on the small models ("toy") and on each of `REAL`, with the rows behind it.
+
+    The verdict that stands is that of the real models where these can be judged, else the toy's.
+    """
+    found = []
+    for paper in papers:
+        zoo = partial(primary_rows, _verdicts(directory / paper.name), paper)
+        tables = {
+            title: [
+                {**row, "asked": file.parts[-3]}
+                for file in sorted(directory.glob(f"{name}/*/{paper.name}/{VERDICTS}"))
+                for row in _verdicts(file.parent)
+            ]
+            for title, name in REAL.items()
+        }
+        deciding = {"toy": zoo} | {title: partial(_of_subject, table, REAL[title]) for title, table in tables.items()}
+        for claim in paper.claims:
+            if not claim.part:
+                columns = {title: {"verdict": standing(of, paper, claim), "rows": of(claim)} for title, of in deciding.items()}
+                judged = [columns[title]["verdict"] for title in REAL]
+                judged = [each for each in judged if each is not None and each.outcome != UNMEASURABLE]
+                stands = _together(judged) if judged else columns["toy"]["verdict"]
+                measured = [row["measured"] for own in columns.values() for row in own["rows"] if row["measured"]]
+                row = {"claim": claim, "paper": paper, "columns": columns, "verdict": stands}
+                found.append({**row, "measured": measured[0] if measured else ""})
+    return found
+
+
+def _together(verdicts: Sequence[Verdict]) -> Verdict:
+    """The verdict of several models on one claim: what all say, else that it fails in some."""
+    first = verdicts[0]
+    if all(each.outcome == first.outcome for each in verdicts):
+        return first
+    held = sum(each.outcome == HOLDS for each in verdicts)
+    return replace(first, outcome=FAILS if held else UNDECIDED, reasons=(Reason(Kind.PART, count=held, of=len(verdicts)),))
 
 
 def _page(directory: Path, paper: Paper) -> Page:

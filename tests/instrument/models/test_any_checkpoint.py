@@ -80,16 +80,6 @@ def test_the_commands_take_any_family(family, stored, tmp_path, capsys):
     assert (tmp_path / "run" / "run.nc").is_file()
 
 
-def test_experiments_refuse_what_they_cannot_take_in_one_line(stored, tmp_path, capsys):
-    prompt = {"tokens": TOKENS[0].tolist(), "spans": {"needle": [2, 3]}, "generated": [14, 15]}
-    (tmp_path / "prompts.jsonl").write_text(json.dumps(prompt) + "\n", encoding="utf-8")
-    words = ["analyze", str(stored("minimax")[0]), "--prompts", str(tmp_path / "prompts.jsonl"), "--out", str(tmp_path / "run")]
-    capsys.readouterr()
-    assert main([*words, "--experiments", "atlas"]) == 2
-    error = capsys.readouterr().err
-    assert "of this minimax changes what its attention writes before it is added" in error and error.strip().count("\n") == 0
-
-
 def test_a_converted_checkpoint_that_lacks_a_weight_is_refused(stored, tmp_path):
     from safetensors.torch import load_file, save_file
 
