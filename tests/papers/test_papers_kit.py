@@ -50,7 +50,7 @@ from position_papers.kit.differences import (
     share_difference,
     wilson,
 )
-from position_papers.kit.experiment import Drawing, Experiment, Needs, Paper, run, without_checkpoints
+from position_papers.kit.experiment import Drawing, Experiment, Needs, Paper, _is_drawn, run, without_checkpoints
 from position_papers.kit.gallery import headlines, page_above, write_gallery
 from position_papers.kit.outcomes import primary_rows, read_table, records, standing, verdict_table
 from position_papers.kit.paper_directory import LARGEST, NUMBERS, numbers, write_numbers
@@ -76,6 +76,7 @@ from position_papers.position_generalization.shapes import SHAPES
 from position_papers.repo.haystack import ABOVE_AT_LONGER
 from position_papers.repo.needles import NOPE
 from repo_interp.errors import InputError
+from repo_interp.tasks import make_task
 
 ROOT = Path(position_papers.__file__).parent
 
@@ -411,11 +412,29 @@ def test_a_new_claim_is_on_every_page_by_its_experiment_alone(tmp_path):
         ["X9", UNMEASURABLE, SEEN],
     ]
     page = (tmp_path / "mine" / "README.md").read_text()
-    assert "- **X9** (nowhere): a new claim. Holds when: the share is at least 0.5." in page
+    assert "**X9** (nowhere; paper: 0.9): a new claim. Holds when: the share is at least 0.5. Measured:" in page
+    assert "- not measurable: none – " in page
     gallery, numbers = write_gallery(tmp_path, [mine]).read_text(), (tmp_path / "claims.md").read_text()
     assert "Of 3 claims, parts counted apart and each on its primary checkpoint, 1 hold, 2 are not m" in numbers
     assert "| [X9](mine/README.md) | a new claim (nowhere) | 0.9 |" in numbers and "| X9 | none | not measurable |" in numbers
     assert "| [X9](mine/README.md) | a new claim |" in gallery
+
+
+def test_of_variants_of_a_model_the_first_and_the_named_one_are_drawn(tmp_path):
+    """All are judged."""
+
+    def subject(name: str, *schemes: str) -> Subject:
+        return Subject(name, str(tmp_path), schemes, 64, "digest", make_task("language"))
+
+    named_first = dataclasses.replace(paper(0.6).experiments[0], needs=Needs(lambda subjects: [], "none", ("language/third",)))
+    groups = [
+        [subject("language/first", "rope", "repo")],
+        [subject("language/second", "repo", "repo")],
+        [subject("language/rope", "rope")],
+    ]
+    groups += [[subject("language/third", "repo")], [subject("a", "repo"), subject("b", "repo")]]
+    seen: set[tuple[str, ...]] = set()
+    assert [_is_drawn(named_first, group, seen) for group in groups] == [True, False, True, True, True]
 
 
 def test_the_numbers_behind_all_figures_are_one_table(tmp_path):

@@ -107,13 +107,14 @@ def run(
     """
     drawings: list[tuple[Sequence[Subject], tuple[Drawing, ...]]] = []
     judged: list[list[Verdict]] = []
+    seen: set[tuple[str, ...]] = set()
     for group in experiment.needs.groups(subjects):
         progress(f"{experiment.name}: {', '.join(subject.name for subject in group)}" if group else experiment.name)
         data = experiment.measure(group, options, cache)
         if data is None:
             continue
         judged.append(judge(experiment, data, reasons_against(experiment, group, options, cache)))
-        drawings.append((group, tuple(experiment.draw(data))))
+        drawings.append((group, tuple(experiment.draw(data)) if _is_drawn(experiment, group, seen) else ()))
     corrected = iter(corrected_together([each for of_group in judged for each in of_group]))
     for of_group, drawn in zip(judged, _distinct_names(drawings), strict=True):
         yield Result(experiment, drawn, tuple(next(corrected) for _ in of_group))
@@ -122,6 +123,21 @@ def run(
     if missing:
         reasons = {claim: needs.otherwise_of.get(claim.label, needs.otherwise) for claim in missing}
         yield Result(experiment, (), tuple(unmeasured(claim, needs.checkpoint, reason) for claim, reason in reasons.items()))
+
+
+def _is_drawn(experiment: Experiment, group: Sequence[Subject], seen: set[tuple[str, ...]]) -> bool:
+    """Whether `group` gets figures: of checkpoints of one task and scheme the first does, and the one that the experiment names first.
+
+    Variants of a model look alike; their numbers are judged all the same. `seen` holds what was drawn already.
+    """
+    if len(group) != 1:
+        return True
+    (subject,) = group
+    like = (subject.task.name if subject.task else subject.name, *subject.schemes[-1:])
+    if like in seen and subject.name not in experiment.needs.zoo[:1]:
+        return False
+    seen.add(like)
+    return True
 
 
 def _distinct_names(drawings: Sequence[tuple[Sequence[Subject], tuple[Drawing, ...]]]) -> Iterator[tuple[Drawing, ...]]:

@@ -98,13 +98,11 @@ def write_paper(
         verdicts = verdict_table((own for _, own in told), scales, command)
         verdicts.to_csv(unfinished / VERDICTS, index=False, lineterminator="\n")
         write_numbers(pd.concat(tables), unfinished / NUMBERS)
-        rows = records(verdicts)
         page = rendered(
             "paper.md",
             title=title,
             command=command,
-            rows=rows,
-            asked={row["claim"]: row for row in rows}.values(),
+            rows=records(verdicts),
             losses=LOSSES,
             trained=training_rows(paths),
             figures=figures,

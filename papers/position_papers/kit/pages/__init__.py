@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,18 @@ def rendered(page: str, **context: Any) -> str:
     options: Any = {"trim_blocks": True, "undefined": StrictUndefined, "keep_trailing_newline": False}
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), **options)
     environment.tests["lacking"] = _is_lacking
+    environment.filters["in_order"] = _in_order
     return environment.get_template(f"{page}.jinja").render(**context).rstrip() + "\n"
 
 
 def _is_lacking(verdict: Verdict) -> bool:
     """Whether something that has to hold too does not."""
     return any(reason.kind in LACKING for reason in verdict.reasons)
+
+
+def _in_order(rows: Iterable[Mapping[str, Any]], column: str) -> list[tuple[Any, list[Mapping[str, Any]]]]:
+    """The rows with the same value in `column` together, in the order in which values first stand; `groupby` of jinja2 sorts."""
+    together: dict[Any, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        together.setdefault(row[column], []).append(row)
+    return list(together.items())
