@@ -370,7 +370,7 @@ def test_a_run_without_positions_opens_on_its_heads_and_shows_where_they_look(op
     cells = browser.run("[...document.querySelectorAll('[aria-label=\"Next tokens\"] td')].map((one) => one.textContent)")
     assert [text or "∅" for text in after["next_text"].values] == cells[::2]
     assert [float(cell) for cell in cells[1::2]] == pytest.approx((100 * after["probability"].values).tolist(), rel=1e-3)
-    follows = float(text_of(browser, "[aria-label=\"Next tokens\"] caption").split()[-2])
+    follows = float(text_of(browser, '[aria-label="Next tokens"] caption').split()[-2])
     assert follows == pytest.approx(100 * float(after["probability_of_next"]), rel=1e-3)
     distances, logits = browser.run(f"[{LOGITS}.data[0].x, {LOGITS}.data[0].y]")
     there = np.log(own["weight"].values[:10]) + float(own["log_total"])
@@ -385,7 +385,7 @@ def test_a_token_without_a_row_names_the_nearest_one_that_has(opened):
     browser.run("document.querySelector('.looks button').click()")
     assert browser.run(TOKEN) == "9"
     assert "looks from token 9 at tokens" in text_of(browser, LOOKS)
-    assert text_of(browser, "[aria-label=\"Next tokens\"] caption").startswith("After token 9; what does follow has ")
+    assert text_of(browser, '[aria-label="Next tokens"] caption').startswith("After token 9; what does follow has ")
 
 
 def test_what_is_chosen_on_one_side_of_a_comparison_is_chosen_on_the_other(opened):

@@ -149,7 +149,7 @@ def _page(run: xr.DataTree, options: PageOptions, pictures: Sequence[tuple[str, 
     sections.sort(key=lambda section: not section.explores)
     sides = linked_sides(run, failures) if has_runs(run) else []
     interactives = [part for part in (each.interactive for each in (sides or sections)) if part is not None]
-    lively = bool(sides) or not has_runs(run) and any(section.lively for section in sections)
+    lively = bool(sides) or (not has_runs(run) and any(section.lively for section in sections))
     not_measured = [f"not measured: {line}" for line in str(run.attrs.get("stopped", "")).splitlines()]
     owners = [("run", run.attrs), *((name, node.attrs) for name, node in run.children.items() if node.attrs)]
     page = template().page_of(
@@ -162,7 +162,9 @@ def _page(run: xr.DataTree, options: PageOptions, pictures: Sequence[tuple[str, 
         runs=_runs_table(run) if has_runs(run) else None,
         owners=[(owner, {str(name): _fact(value) for name, value in stated.items()}) for owner, stated in owners],
         style=packaged("page.css") + packaged("explorer.css") if lively else packaged("page.css"),
-        script=page_script(interactives, bool(interactives) or any(each.content["charts"] for each in sections)) if lively else "",
+        script=page_script(interactives, bool(interactives) or any(each.content["charts"] for each in sections))
+        if lively
+        else "",
     )
     return str(page)
 

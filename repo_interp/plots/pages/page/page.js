@@ -142,7 +142,7 @@ import { MAP, headMap } from "./map.js";
     URL.revokeObjectURL(link.href);
   }
 
-  for (const table of document.querySelectorAll("section .scroll > table:not([id])")) {
+  for (const table of document.querySelectorAll("section .scroll > table:not(.explorer *, .head-table *)")) {
     const copy = Object.assign(document.createElement("button"), { type: "button", textContent: "copy" });
     const csv = Object.assign(document.createElement("button"), { type: "button", textContent: "CSV" });
     copy.addEventListener("click", async () => {
