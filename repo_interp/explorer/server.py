@@ -64,7 +64,8 @@ def assets() -> Mapping[str, bytes]:
     """The files of the page by name: ours, and plotly.js from the plotly package."""
     from plotly.offline import get_plotlyjs
 
-    own = (part for part in (files("repo_interp.explorer") / "page").iterdir() if part.name.endswith((".js", ".css")))
+    rooms = (files("repo_interp.explorer") / "page", files("repo_interp.plots") / "pages" / "page")
+    own = (part for room in rooms for part in room.iterdir() if part.name.endswith((".js", ".css")))
     return {part.name: part.read_bytes() for part in own} | {"plotly.js": get_plotlyjs().encode()}
 
 

@@ -20,20 +20,20 @@ from typing import Any
 
 from repo_interp.errors import InputError
 from repo_interp.explorer.messages import Explored, message
-from repo_interp.plots.pages.frame import packed
+from repo_interp.plots.pages.frame import packaged, packed
 
 try:
     import anywidget
 except ImportError:
     raise InputError("anywidget is not installed, and ri.explore needs it; pip install 'repo-interp[widget]'") from None
 
-MODULES = ("charts.js", "explorer.js", "sources.js")
+MODULES = ("dom.js", "charts.js", "map.js", "table.js", "explorer.js", "sources.js")
 """In the order of their imports."""
 MOST_STREAMS = 4
 
 
 def _text(name: str) -> str:
-    return (files("repo_interp.explorer") / "page" / name).read_text(encoding="utf-8")
+    return (files("repo_interp.explorer") / "page" / name).read_text(encoding="utf-8") if name == "sources.js" else packaged(name)
 
 
 _LOADER = """

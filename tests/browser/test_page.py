@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -109,18 +110,47 @@ def opened(browser, pages):
 
 
 def tiles(browser: Browser) -> list[str]:
-    return browser.run("[...document.querySelectorAll('#gallery-grid .tile')].map((tile) => tile.dataset.head)")
+    return browser.run("[...document.querySelectorAll('.map .tile')].map((tile) => tile.dataset.head)")
 
 
-def choose(browser: Browser, field: str, value: str) -> None:
-    browser.run(f"Object.assign(document.querySelector('#{field}'), {{value: '{value}'}}).dispatchEvent(new Event('input'))")
+def control(label: str, inside: str = "document") -> str:
+    """The control with this label."""
+    return f"[...{inside}.querySelectorAll('label')].find((one) => one.textContent.startsWith({json.dumps(label + ' ')})).control"
+
+
+def choose(browser: Browser, label: str, value: str) -> None:
+    browser.run(
+        f"(() => {{ const one = Object.assign({control(label)}, {{value: {json.dumps(value)}}}); "
+        "for (const name of ['input', 'change']) one.dispatchEvent(new Event(name)); })()"
+    )
 
 
 def shown_heads(browser: Browser) -> list[str]:
-    return browser.run(
-        "[...document.querySelectorAll('.panel .layer')].map((one, place) => "
-        "one.value + '/' + document.querySelectorAll('.panel .head')[place].value)"
+    return browser.run("[...document.querySelectorAll('.tile[aria-pressed=true]')].map((one) => one.dataset.head)")
+
+
+def click_token(browser: Browser, token: int, inside: str = "document") -> None:
+    browser.run(
+        "for (const name of ['pointerdown', 'pointerup']) "
+        f"{inside}.querySelector('.text [data-token=\"{token}\"]').dispatchEvent(new PointerEvent(name, {{bubbles: true}}))"
     )
+
+
+def click_head(browser: Browser, head: str, more: bool = False, inside: str = "document") -> None:
+    browser.run(
+        f"{inside}.querySelector('.tile[data-head=\"{head}\"]')"
+        f".dispatchEvent(new MouseEvent('click', {{bubbles: true, shiftKey: {json.dumps(more)}}}))"
+    )
+
+
+def plot(name: str) -> str:
+    """The chart of the section of this name."""
+    return f"document.querySelector('section[aria-label=\"{name}\"] .plot')"
+
+
+ATTENTION, POSITIONS, LOGITS = map(plot, ("Attention of the chosen token", "Positions", "Logits by distance"))
+SAID, LOOKS, FOUND_TEXT = "section[aria-label=Prompt] .said", ".looks", ".found"
+TOKEN = "document.querySelector('.token-number').value"
 
 
 def text_of(browser: Browser, name: str) -> str:
@@ -128,82 +158,95 @@ def text_of(browser: Browser, name: str) -> str:
 
 
 def find(browser: Browser, text: str) -> str:
-    browser.run(f"Object.assign(document.querySelector('#explorer-find'), {{value: '{text}'}}).focus()")
+    browser.run(f"Object.assign(document.querySelector('.find'), {{value: '{text}'}}).focus()")
     browser.press("Enter")
-    return text_of(browser, "#explorer-found")
+    return text_of(browser, FOUND_TEXT)
 
 
 def test_heads_are_sorted_by_a_score_and_filtered(opened):
     browser = opened("small.html")
     mass = 100 * small_run()["attention_mass"].to_dataset()["mass"].sel(span="needle").mean("prompt").values
-    scores = browser.run("[...document.querySelector('#gallery-score').options].map((one) => one.text)")
-    choose(browser, "gallery-score", str(scores.index("attention mass on needle (%)")))
-    choose(browser, "gallery-order", "largest")
+    choose(browser, "Colour by", "attention mass on needle (%)")
+    choose(browser, "Order", "largest")
     order = np.argsort(-mass, axis=None, kind="stable")
-    assert tiles(browser) == [f"{place // 4}/{place % 4}" for place in order]
-    choose(browser, "gallery-scheme", "RePo")
+    assert tiles(browser) == [f"{place // 4}.{place % 4}" for place in order]
+    choose(browser, "Scheme", "RePo")
     learned = tiles(browser)
     assert 0 < len(learned) < 24 and all(int(head[0]) >= 2 for head in learned)
     least = float(np.median(mass))
-    choose(browser, "gallery-least", str(least))
+    choose(browser, "At least", str(least))
     assert tiles(browser) == [head for head in learned if mass[int(head[0]), int(head[2])] >= least]
-    choose(browser, "gallery-from", "3")
+    choose(browser, "Layers", "3")
     assert all(int(head[0]) >= 3 for head in tiles(browser))
 
 
 def test_it_opens_on_all_heads_and_the_prompt_and_a_click_opens_a_head(opened):
     browser = opened("small.html")
-    assert tiles(browser) == [f"{layer}/{head}" for layer in range(6) for head in range(4)]
-    assert browser.run("document.querySelectorAll('#explorer-text span[data-token]').length") == 96
+    assert tiles(browser) == [f"{layer}.{head}" for layer in range(6) for head in range(4)]
+    assert browser.run("document.querySelectorAll('.text span[data-token]').length") == 96
     generated = small_run()["positions"].to_dataset()["span_mask"].sel(prompt=0, span="generated").values
-    assert f"Token {np.flatnonzero(generated)[0] - 1} " in text_of(browser, "#explorer-facts"), (
-        "the token that produced the answer"
+    assert f"Token {np.flatnonzero(generated)[0] - 1} " in text_of(browser, SAID), "the token that produced the answer"
+    title, prompts = browser.run(f"{control('Colour by')}.value"), small_run()["positions"].sizes["prompt"]
+    assert text_of(browser, "section[aria-label=Heads] .hint").startswith(
+        f"Colour and number of a head: {title}, mean over {prompts} prompts."
     )
-    title, prompts = text_of(browser, "#gallery-score option"), small_run()["positions"].sizes["prompt"]
-    assert text_of(browser, "#gallery-mean") == f"Colour and number of a head: {title}, mean over {prompts} prompts."
-    mean, drawn = browser.run("document.querySelector('#gallery-grid .tile').title").split(". Drawn: ")
-    number = text_of(browser, "#gallery-grid .tile-score")
-    assert mean.endswith(f": {title}, mean over {prompts} prompts: {number}") and drawn.startswith("the chosen prompt")
+    mean, drawn = browser.run("document.querySelector('.tile').title").split(". Drawn: ")
+    assert mean.endswith(f": {title}, mean over {prompts} prompts: {text_of(browser, '.tile .tile-score')}".removeprefix(": "))
+    assert drawn.startswith("the chosen prompt")
     before = shown_heads(browser)
-    assert before[0] != before[1]
+    assert len(before) == 2
     wanted = next(head for head in reversed(tiles(browser)) if head not in before)
-    browser.run(f"document.querySelector('.tile[data-head=\"{wanted}\"]').click()")
-    assert shown_heads(browser) == [wanted, before[1]]
-    replaced = f"L{before[0][0]} H{before[0][2]}"
-    assert text_of(browser, "#explorer-said") == f"L{wanted[0]} H{wanted[2]} is shown in place of {replaced}."
-    browser.run("document.querySelector('#explorer-text [data-token=\"9\"]').click()")
-    assert "does not hold where it looks" in text_of(browser, "#explorer-looks"), "this run has no logits"
-    ranges = "[...document.querySelectorAll('#explorer-panels .plot')].map((one) => one.layout.yaxis.range.join())"
+    click_head(browser, wanted)
+    assert shown_heads(browser) == [wanted]
+    click_head(browser, before[0], more=True)
+    assert sorted(shown_heads(browser)) == sorted([wanted, before[0]])
+    click_token(browser, 9)
+    assert "does not hold where it looks" in text_of(browser, LOOKS), "this run has no logits"
+    ranges = f"Object.entries({POSITIONS}.layout).filter(([name]) => name.startsWith('yaxis')).map(([, one]) => one.range.join())"
     assert len(set(browser.run(ranges))) == 2
-    browser.run("document.querySelector('input[value=global]').click()")
-    assert len(set(browser.run(ranges))) == 1, "one scale for all panels"
+    choose(browser, "Vertical range", "global")
+    assert len(browser.run(ranges)) == 1, "one scale for all"
+    drawn = browser.run(f"{POSITIONS}.data[0].y")
+    layer, head = map(int, wanted.split("."))
+    position = small_run()["positions"].to_dataset()["position"].sel(prompt=0, layer=layer, head=head)
+    assert drawn == pytest.approx(position.values[:96].tolist(), rel=1e-6)
+
+
+def test_what_needs_a_model_is_disabled_and_the_page_names_the_command(opened):
+    browser = opened("small.html")
+    edits = "document.querySelector('section[aria-label=Edits]')"
+    assert browser.run(f"[...{edits}.querySelectorAll('button, select')].every((one) => one.disabled)")
+    assert "repo-interp explore" in browser.run(f"{edits}.textContent")
+    click_token(browser, 9)
+    browser.run(f"{POSITIONS}.focus()")
+    browser.press("ArrowUp")
+    assert browser.run(f"{edits}.querySelectorAll('li').length") == 0
 
 
 def test_it_opens_on_the_first_finding_that_names_a_head_and_a_button_chooses_another(opened):
     browser = opened("found.html")
     pressed = "document.querySelector('.tile[aria-pressed=true]').dataset.head"
-    fields = ("explorer-prompt", "gallery-score")
-    prompt, score = (f"document.querySelector('#{field}').selectedOptions[0].text" for field in fields)
-    assert browser.run(f"[{pressed}, {score}]") == ["4/2", "attention mass on needle (%)"]
-    assert browser.run(prompt).startswith("1 ") and browser.run("document.querySelector('#explorer-token').value") == "30"
+    score = f"{control('Colour by')}.value"
+    assert browser.run(f"[{pressed}, {score}]") == ["4.2", "attention mass on needle (%)"]
+    assert browser.run(f"{control('Prompt')}.selectedOptions[0].text").startswith("1 ") and browser.run(TOKEN) == "30"
     told = browser.run("[...document.querySelectorAll('#findings li')].map((one) => one.textContent)")
     assert [finding.sentence in text and finding.evidence in text for finding, text in zip(FOUND, told, strict=True)] == [
         True
     ] * 3
-    places = "[...document.querySelectorAll('#findings, #gallery-grid')].map((one) => one.getBoundingClientRect().top)"
+    places = "[...document.querySelectorAll('#findings, .map')].map((one) => one.getBoundingClientRect().top)"
     assert browser.run(f"Math.max(...{places})") < 700, "both begin on the first screen"
     assert browser.run("document.documentElement.scrollHeight") < 6000
     browser.run("document.querySelector('#findings button[data-head=\"1\"]').click()")
-    assert browser.run(pressed) == "5/1" and "chunks" in browser.run(score)
-    assert text_of(browser, "#explorer-facts").startswith("Token "), "one is chosen where the finding names none"
+    assert browser.run(pressed) == "5.1" and "chunks" in browser.run(score)
+    assert text_of(browser, SAID).startswith("Token "), "one is chosen where the finding names none"
 
 
 def test_a_map_shows_the_largest_prompt_and_the_chosen_one_and_a_table_is_saved(opened):
     browser = opened("found.html")
     mass = 100 * small_run()["attention_mass"].to_dataset()["mass"].sel(span="needle")
-    shown = "[...document.querySelectorAll('#gallery-grid .tile-score')].map((one) => Number(one.textContent))"
+    shown = "[...document.querySelectorAll('.tile-score')].map((one) => Number(one.textContent))"
     for of, values in (("largest", mass.max("prompt")), ("chosen", mass.sel(prompt=1)), ("mean", mass.mean("prompt"))):
-        choose(browser, "gallery-of", of)
+        choose(browser, "Of", of)
         assert browser.run(shown) == pytest.approx(values.transpose("layer", "head").values.ravel().tolist(), rel=6e-3)
     saved = browser.run("""new Promise((done) => {
         const address = URL.createObjectURL;
@@ -218,141 +261,140 @@ def test_a_map_shows_the_largest_prompt_and_the_chosen_one_and_a_table_is_saved(
 def test_the_rest_of_a_row_is_shown_without_token_0(opened, rope):
     opened("small.html")  # else a page that is open already keeps its state
     browser = opened("rope.html")
-    browser.run("document.querySelector('.tile[data-head=\"1/2\"]').click()")
-    browser.run("document.querySelector('#explorer-text [data-token=\"9\"]').click()")
-    browser.run("document.querySelector('#explorer-sink').click()")
+    click_head(browser, "1.2")
+    click_token(browser, 9)
+    browser.run("document.querySelector('.sink').click()")
     own = rope["attention_rows"].to_dataset().sel(layer=1, head=2, query=9)
     weights = dict(zip(own["key"].values.tolist(), own["weight"].values.tolist(), strict=True))
-    bars = "document.querySelector('.chosen-panel .plot').data.find((trace) => trace.type === 'bar')"
-    browser.wait("document.querySelector('#explorer-looks').textContent.startsWith('L1 H2 looks from token 9 without token 0')")
-    keys, shares = browser.run(f"[{bars}.x, {bars}.y]")
+    keys, shares = browser.run(f"[{ATTENTION}.data[0].x, {ATTENTION}.data[0].y]")
     assert sorted(keys) == list(range(1, 10)) and sum(shares) == pytest.approx(100, rel=2e-3)
     assert shares == pytest.approx([100 * weights[key] / (1 - weights[0]) for key in keys], rel=2e-3)
-    assert "from token 9 without token 0 at tokens" in text_of(browser, "#explorer-looks")
+    assert "from token 9 without token 0 at tokens" in text_of(browser, LOOKS)
 
 
 def test_a_page_in_a_notebook_comes_to_life(opened):
     browser = opened("framed.html")
     inside = "document.querySelector('iframe').contentDocument"
-    browser.run(f"{inside}.querySelector('.tile[data-head=\"1/2\"]').click()")
+    click_head(browser, "1.2", inside=inside)
     browser.run(f"{inside}.querySelector('a[href=\"#predictions\"]').click()")
     assert browser.run(f"{inside}.querySelector('#predictions > details').open")
-    assert browser.run(f"{inside}.querySelector('.tile[aria-pressed=true]').dataset.head") == "1/2"
+    assert browser.run(f"{inside}.querySelector('.tile[aria-pressed=true]').dataset.head") == "1.2"
 
 
 def test_words_are_found_across_tokens(opened):
     browser = opened("words.html")
-    assert text_of(browser, "#explorer-text").startswith("<bos> A special magic number")
+    assert text_of(browser, ".text").startswith("<bos> A special magic number")
     assert find(browser, "Special  MAGIC number").startswith("1 of 1")
-    assert browser.run("[...document.querySelectorAll('.match')].map((one) => one.dataset.token)") == ["2", "3", "4"]
+    assert browser.run("[...document.querySelectorAll('.text .selected')].map((one) => one.dataset.token)") == ["2", "3", "4"]
     assert find(browser, "magic").startswith("1 of 2") and find(browser, "magic").startswith("2 of 2")
-    assert "Token 9" in text_of(browser, "#explorer-facts")
+    assert "Token 9" in text_of(browser, SAID)
     assert "is not in this prompt" in find(browser, "needle")
-    for _ in range(2):  # a head is never added twice
-        browser.run("document.querySelector('#explorer-add').click()")
-    assert sorted(shown_heads(browser)) == ["2/0", "2/1", "3/0", "3/1"]
-    assert browser.run("document.querySelector('#explorer-add').disabled")
+    click_head(browser, "2.0")
+    for _ in range(3):  # a head is never added twice
+        browser.run("[...document.querySelectorAll('button')].find((one) => one.textContent === 'Add a head').click()")
+    assert shown_heads(browser) == ["2.0", "2.1", "3.0", "3.1"]
+    assert browser.run("[...document.querySelectorAll('button')].find((one) => one.textContent === 'Add a head').disabled")
 
 
 def test_a_clicked_token_says_where_it_looks(opened):
     browser = opened("words.html")
-    browser.run("document.querySelector('.tile[data-head=\"3/1\"]').click()")
-    browser.run("document.querySelector('#explorer-text [data-token=\"9\"]').click()")
+    click_head(browser, "3.1")
+    click_token(browser, 9)
     share = 100 * np.exp(5) / (np.exp(5) + 9)
-    assert f"L3 H1 looks from token 9 at tokens 3 “magic” {share:.1f} %" in text_of(browser, "#explorer-looks")
-    browser.run("document.querySelector('.tile[data-head=\"2/0\"]').click()")
-    assert "L2 H0 looks from token 9 at tokens 0 “<bos>” 10 %" in text_of(browser, "#explorer-looks")
+    assert f"L3 H1 looks from token 9 at tokens 3 “magic” {share:.1f} %" in text_of(browser, LOOKS)
+    click_head(browser, "2.0")
+    assert "L2 H0 looks from token 9 at tokens 0 “<bos>” 10 %" in text_of(browser, LOOKS)
 
 
 def test_keys_step_through_tokens_and_heads(opened):
     browser = opened("small.html")
-    browser.run("document.querySelector('#explorer-panels .plot').focus()")
+    browser.run(f"{POSITIONS}.focus()")
     for key in ("End", "ArrowLeft", "ArrowLeft", "ArrowRight"):
         browser.press(key)
-    assert browser.run("document.querySelector('#explorer-token').value") == "94"
-    browser.press("Escape")
-    assert browser.run("document.querySelector('#explorer-token').value") == ""
-    browser.run("document.querySelector('.tile[data-head=\"0/0\"]').focus()")
+    assert browser.run(TOKEN) == "94"
+    browser.run("document.querySelector('.tile[data-head=\"0.0\"]').focus()")
     for key in ("ArrowRight", "ArrowDown"):
         browser.press(key)
-    assert browser.run("document.activeElement.dataset.head") == "1/1"
+    assert browser.run("document.activeElement.dataset.head") == "1.1"
+    browser.press("Enter")
+    assert shown_heads(browser) == ["1.1"] and browser.run("document.activeElement.dataset.head") == "1.1"
 
 
 def test_an_address_restores_the_view(opened):
     browser = opened("small.html")
-    browser.run("document.querySelector('.tile[data-head=\"4/3\"]').click()")
-    choose(browser, "gallery-order", "smallest")
+    click_head(browser, "4.3")
+    choose(browser, "Order", "smallest")
     find(browser, str(small_run()["positions"].to_dataset()["token_text"].values[0, 40]).strip())
     address, heads, order = browser.run("location.hash"), shown_heads(browser), tiles(browser)
-    token = browser.run("document.querySelector('#explorer-token').value")
+    token = browser.run(TOKEN)
     browser = opened("small.html", address)
     assert (shown_heads(browser), tiles(browser)) == (heads, order)
-    assert browser.run("document.querySelector('#explorer-token').value") == token != ""
+    assert browser.run(TOKEN) == token != ""
     assert browser.run("location.hash") == address
-    opened("small.html", "#explore?prompt=7&heads=99.1,x&token=many&view=5~1&score=-3")
+    wrong = '{"prompt": 7, "heads": [[99, 1], "x"], "token": "many", "view": [5, 1], "score": -3, "of": 4, "range": "x"}'
+    for given in (wrong, wrong.replace('"prompt": 7, ', ""), wrong.replace('[99, 1], "x"', ""), "{", "%", "atlas"):
+        opened("small.html", f"#{given}")
+        assert len(tiles(browser)) == 24 and browser.run(f"{POSITIONS}.data.length") > 0
 
 
 def test_long_prompts_are_a_median_until_they_are_zoomed_to(opened):
     browser = opened("long.html")
-    lines = "document.querySelector('#explorer-panels .plot').data.slice(1).map((one) => one.mode + one.x.length)"
-    band, median = browser.run(lines)
+    lines = f"{POSITIONS}.data.slice(0, 2).map((one) => one.mode + one.x.length)"
+    median, band = browser.run(lines)
     assert int(median.removeprefix("lines")) < 300 and int(band.removeprefix("lines")) < 600
-    assert browser.run("!document.querySelector('#explorer-overview').hidden")
+    assert browser.run("!document.querySelector('.overview').hasAttribute('hidden')")
     assert len(tiles(browser)) == 12 and browser.run("document.querySelectorAll('.tile path').length") == 12
-    browser.run("Object.assign(document.querySelector('#explorer-token'), {value: 3000}).dispatchEvent(new Event('change'))")
-    (dots,) = browser.run(lines)
-    assert dots.startswith("lines+markers")
-    first, last = browser.run("document.querySelector('#explorer-panels .plot').layout.xaxis.range")
+    choose(browser, "Token", "3000")
+    assert browser.run(lines)[0].startswith("lines+markers")
+    first, last = browser.run(f"{POSITIONS}.layout.xaxis.range")
     assert first < 3000 < last and last - first < 200
+    assert browser.run("document.querySelectorAll('.text span').length") <= 1500
 
 
 def test_a_run_without_positions_opens_on_its_heads_and_shows_where_they_look(opened, rope):
     browser = opened("rope.html")
     rows, expected = rope["attention_rows"].to_dataset(), rope["predictions"].to_dataset()
     assert len(tiles(browser)) == rows.sizes["layer"] * rows.sizes["head"]
-    assert browser.run("document.querySelector('#explorer-panels .plot').data.some((trace) => trace.type === 'bar')"), "not empty"
-    maps = "[...document.querySelector('#gallery-score').options].map((one) => one.text)"
+    assert browser.run(f"{ATTENTION}.data.some((trace) => trace.type === 'bar')"), "not empty"
     title = "attention on token 0, mean over tokens of prompt 0 (%)"
-    choose(browser, "gallery-score", str(browser.run(maps).index(title)))
+    choose(browser, "Colour by", title)
     later = rows.sel(layer=1, head=2, query=slice(1, None))
     sink = 100 * float(later["weight"].where(later["key"] == 0).sum("rank").mean())
-    assert float(text_of(browser, '.tile[data-head="1/2"] .tile-score')) == pytest.approx(sink, rel=6e-3)
-    browser.run("document.querySelector('.tile[data-head=\"1/2\"]').click()")
-    browser.run("document.querySelector('#explorer-text [data-token=\"9\"]').click()")
-    bars = "document.querySelector('.chosen-panel .plot').data.find((trace) => trace.type === 'bar')"
+    assert float(text_of(browser, '.tile[data-head="1.2"] .tile-score')) == pytest.approx(sink, rel=6e-3)
+    click_head(browser, "1.2")
+    click_token(browser, 9)
     own = rows.sel(layer=1, head=2, query=9)
-    keys, weights = browser.run(f"[{bars}.x, {bars}.y]")
-    assert keys == own["key"].values[:10].tolist() and weights == pytest.approx(
-        (100 * own["weight"].values[:10]).tolist(), rel=1e-3
-    )
+    held = dict(zip(own["key"].values[:10].tolist(), (100 * own["weight"].values[:10]).tolist(), strict=True))
+    keys, weights = browser.run(f"[{ATTENTION}.data[0].x, {ATTENTION}.data[0].y]")
+    assert keys == sorted(held) and weights == pytest.approx([held[key] for key in keys], rel=1e-3)
     after = expected.sel(token=9)
-    said = text_of(browser, "#explorer-facts")
-    assert f"Expected next: {after['next_text'].values[0] or '∅'} {100 * float(after['probability'][0]):.3g} %" in said
-    assert f"what does follow has {100 * float(after['probability_of_next']):.3g} %" in said
-    browser.run("document.querySelector('#attention_rows .head-charts').scrollIntoView()")
-    browser.wait("document.querySelectorAll('#attention_rows .head-charts .js-plotly-plot').length === 2")
-    distances, logits = browser.run(
-        "(() => { const [one] = document.querySelectorAll('#attention_rows .head-charts .plot')[1].data; return [one.x, one.y]; })()"
-    )
+    cells = browser.run("[...document.querySelectorAll('[aria-label=\"Next tokens\"] td')].map((one) => one.textContent)")
+    assert [text or "∅" for text in after["next_text"].values] == cells[::2]
+    assert [float(cell) for cell in cells[1::2]] == pytest.approx((100 * after["probability"].values).tolist(), rel=1e-3)
+    follows = float(text_of(browser, '[aria-label="Next tokens"] caption').split()[-2])
+    assert follows == pytest.approx(100 * float(after["probability_of_next"]), rel=1e-3)
+    distances, logits = browser.run(f"[{LOGITS}.data[0].x, {LOGITS}.data[0].y]")
     there = np.log(own["weight"].values[:10]) + float(own["log_total"])
     assert sorted(distances) == list(range(10))
     assert sorted(logits) == pytest.approx(sorted(there.tolist()), abs=2e-3)
-    browser.run("Object.assign(document.querySelector('#explorer-prompt'), {value: 1}).dispatchEvent(new Event('change'))")
-    browser.run("document.querySelector('#explorer-text [data-token=\"7\"]').click()")
+    choose(browser, "Prompt", "1")
+    browser.wait(f"{ATTENTION}.data[0].x.length === 4")  # of each token of another prompt four keys are kept
+    click_token(browser, 7)
     other = rows.sel(prompt=1, layer=1, head=2, token=7)
-    keys, weights = browser.run(f"[{bars}.x, {bars}.y]")
-    assert keys == other["prompt_key"].values.tolist()
-    assert weights == pytest.approx((100 * other["prompt_weight"].values).tolist(), rel=1e-3)
+    held = dict(zip(other["prompt_key"].values.tolist(), (100 * other["prompt_weight"].values).tolist(), strict=True))
+    browser.wait(f"document.querySelector({json.dumps(LOOKS)}).textContent.includes('looks from token 7')")
+    keys, weights = browser.run(f"[{ATTENTION}.data[0].x, {ATTENTION}.data[0].y]")
+    assert keys == sorted(held) and weights == pytest.approx([held[key] for key in keys], rel=1e-3)
 
 
 def test_a_token_without_a_row_names_the_nearest_one_that_has(opened):
     browser = opened("few.html")
-    browser.run("document.querySelector('#explorer-text [data-token=\"8\"]').click()")
-    assert "The run keeps the rows of 4 tokens" in text_of(browser, "#explorer-looks")
-    browser.run("document.querySelector('#explorer-looks button').click()")
-    assert browser.run("document.querySelector('#explorer-token').value") == "9"
-    assert "looks from token 9 at tokens" in text_of(browser, "#explorer-looks")
-    assert "Expected next" in text_of(browser, "#explorer-facts")
+    click_token(browser, 8)
+    assert "The run keeps the rows of 4 tokens" in text_of(browser, LOOKS)
+    browser.run("document.querySelector('.looks button').click()")
+    assert browser.run(TOKEN) == "9"
+    assert "looks from token 9 at tokens" in text_of(browser, LOOKS)
+    assert text_of(browser, '[aria-label="Next tokens"] caption').startswith("After token 9; what does follow has ")
 
 
 def test_what_is_chosen_on_one_side_of_a_comparison_is_chosen_on_the_other(opened):
@@ -362,21 +404,20 @@ def test_what_is_chosen_on_one_side_of_a_comparison_is_chosen_on_the_other(opene
     )
     sides = "[...document.querySelectorAll('.sides > section')]"
     chosen = f"{sides}.map((side) => side.querySelector('.tile[aria-pressed=true]').dataset.head)"
-    tokens = f"{sides}.map((side) => side.querySelector('[id$=explorer-token]').value)"
-    assert len(set(browser.run(chosen))) == 1
-    browser.run("document.querySelector('#side-0 .tile[data-head=\"1/3\"]').click()")
-    browser.wait(f"String({chosen}) === '1/3,1/3'")
-    browser.run("document.querySelector('#side-1-explorer-text [data-token=\"7\"]').click()")
-    assert browser.run(tokens) == ["7", "7"]
-    looks = browser.run(f"{sides}.map((side) => side.querySelector('[id$=explorer-looks]').textContent)")
+    tokens = f"{sides}.map((side) => side.querySelector('.token-number').value)"
+    browser.wait(f"new Set({chosen}).size === 1")
+    click_head(browser, "1.3", inside="document.querySelector('#side-0')")
+    browser.wait(f"String({chosen}) === '1.3,1.3'")
+    click_token(browser, 7, inside="document.querySelector('#side-1')")
+    browser.wait(f"String({tokens}) === '7,7'")
+    looks = browser.run(f"{sides}.map((side) => side.querySelector('.looks').textContent)")
     assert all(text.startswith("L1 H3 looks from token 7") for text in looks) and looks[0] != looks[1]
-    browser.run("document.querySelector('#side-1 .plot').focus()")
+    browser.run("document.querySelector('#side-1 .plot[tabindex]').focus()")
     browser.press("ArrowRight")
-    assert browser.run(tokens) == ["8", "8"]
-    assert browser.run("[...document.querySelectorAll('.switch input:checked')].map((one) => one.value)") == ["own", "own"]
+    browser.wait(f"String({tokens}) === '8,8'")
     address = browser.run("location.hash")
     browser = opened("compared.html", address, width=420, dark=True)
-    browser.wait(f"String({chosen}) === '1/3,1/3' && String({tokens}) === '8,8'")
+    browser.wait(f"String({tokens}) === '8,8' && String({chosen}) === '1.3,1.3'")
     assert browser.run("document.documentElement.scrollWidth") <= 420
 
 
@@ -384,7 +425,7 @@ def test_what_is_chosen_on_one_side_of_a_comparison_is_chosen_on_the_other(opene
 def test_a_page_is_as_wide_as_its_window_and_no_control_is_cut(opened, width, dark):
     browser = opened("small.html", width=width, dark=dark)
     assert browser.run("document.documentElement.scrollWidth") <= width
-    paper = browser.run("document.querySelector('#explorer-panels .plot').layout.paper_bgcolor")
+    paper = browser.run("document.querySelector('.plot[tabindex]').layout.paper_bgcolor")
     assert paper == ("#1e2023" if dark else "#ffffff")
     cut = """[...document.querySelectorAll('select')].filter((one) => one.offsetParent).flatMap((one) => {
         const pen = document.createElement('canvas').getContext('2d');

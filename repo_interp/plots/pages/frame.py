@@ -8,6 +8,7 @@ escapes every text. Each figure is an image of its own, so that the ids of sever
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,8 @@ PAGE_PIXELS = 132
 """Pixels of the page per inch of a figure."""
 LONG_DATA = 100_000
 """Characters of a section's JSON above which the page holds it compressed."""
+MODULES = ("dom.js", "charts.js", "map.js", "table.js", "stored.js", "head_charts.js", "explorer.js", "page.js")
+"""The modules of a page, each after those that it imports."""
 LONG_TABLE = 24
 """Rows above which a reader may fold a table away."""
 
@@ -56,23 +59,30 @@ def template() -> Any:
     return environment.from_string(packaged("page.html.jinja")).module
 
 
-def page_scripts(interactives: Sequence[Interactive], further: Sequence[str]) -> list[str]:
-    """Scripts in the order in which they run: plotly, those of `interactives`, the files `further` of `page/`, and the page's own last.
+def page_script(interactives: Sequence[Interactive], charts: bool) -> str:
+    """The scripts of a page as one module: the files of `page/`, each after those that it imports, and those of `interactives`, before
+    the page's own, which is last. A script of an interactive part uses what the files of `page/` export.
 
-    Empty where nothing is interactive.
+    `charts`: whether plotly is needed.
     """
-    if not interactives and not further:
-        return []
-    files_of = dict.fromkeys(part for interactive in interactives for part in (*interactive.parts, interactive.script))
-    own = [*(part.read_text(encoding="utf-8") for part in files_of), *map(packaged, further), packaged("page.js")]
-    return [*([_plotly()] if interactives or "head_charts.js" in further else []), "\n".join(own)]
+    parts = dict.fromkeys(part for interactive in interactives for part in (*interactive.parts, interactive.script))
+    own = ["{\n" + part.read_text(encoding="utf-8") + "\n}" for part in parts]
+    scripts = [*map(packaged, MODULES[:-1]), *own, packaged(MODULES[-1])]
+    plotly = [f'window.packedPlotly = "{_plotly()}";'] if charts else []
+    return "\n".join([*plotly, "window.reportSections = {};", *map(_unlinked, scripts)])
 
 
+def _unlinked(module: str) -> str:
+    """`module` without imports and exports, for a page in which all modules are one."""
+    return re.sub(r"^(import .*\n|export (?=const|function|class))", "", module, flags=re.MULTILINE)
+
+
+@cache
 def _plotly() -> str:
-    """A script that holds plotly.js, which page.js runs, in a third of its size."""
+    """plotly.js, which page.js runs, in a third of its size."""
     from plotly.offline import get_plotlyjs
 
-    return f'window.packedPlotly = "{packed(get_plotlyjs())}";'
+    return packed(get_plotlyjs())
 
 
 def packed(text: str) -> str:

@@ -16,7 +16,7 @@ from repo_interp.failures import until_failure
 from repo_interp.plots.catalogue import views_of
 from repo_interp.plots.marks.head_charts import HeadRows, NextTokens
 from repo_interp.plots.marks.runs import runs_of, spread
-from repo_interp.plots.pages.frame import page_scripts, template
+from repo_interp.plots.pages.frame import template
 from repo_interp.plots.view import Interactive, PageOptions
 
 SIDES = 2
@@ -33,18 +33,16 @@ class Side:
     interactive: Interactive
 
 
-def linked_sides(comparison: xr.DataTree, failures: list[str] | None) -> tuple[list[Side], list[str]]:
-    """Both sides and the scripts they need; none where the prompts differ, or no two runs describe their prompts."""
+def linked_sides(comparison: xr.DataTree, failures: list[str] | None) -> list[Side]:
+    """Both sides; none where the prompts differ, or no two runs describe their prompts."""
     if comparison.attrs.get("same_prompts") != "yes":
-        return [], []
+        return []
     runs = runs_of(comparison)
     sides: list[Side] = []
     for number, name in enumerate(spread(runs.names, SIDES)):
         side = partial(_side, _run_of(comparison, name), number, runs.title(name))
         sides += until_failure(side, f"{runs.title(name)} side by side", failures)
-    if len(sides) < SIDES:
-        return [], []
-    return sides, page_scripts([side.interactive for side in sides], ["head_charts.js"])
+    return sides if len(sides) == SIDES else []
 
 
 def _side(run: xr.DataTree, number: int, title: str) -> list[Side]:

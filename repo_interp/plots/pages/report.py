@@ -28,7 +28,7 @@ from repo_interp.plots.findings import Finding, findings
 from repo_interp.plots.marks.reading import checkpoint_name
 from repo_interp.plots.marks.runs import has_runs, runs_of
 from repo_interp.plots.marks.table import Table, format_cell
-from repo_interp.plots.pages.frame import Picture, packaged, page_scripts, picture, template
+from repo_interp.plots.pages.frame import Picture, packaged, page_script, picture, template
 from repo_interp.plots.pages.linked import linked_sides
 from repo_interp.plots.style import FORMATS, rendered, write_pictures
 from repo_interp.plots.view import Interactive, PageOptions, View
@@ -48,7 +48,8 @@ class Section:
     content: dict[str, Any]
     """What the template's `section_of` takes."""
     interactive: Interactive | None
-    scripts: tuple[str, ...]
+    lively: bool
+    """Whether it needs scripts."""
     explores: bool
     """Whether this section holds the explorer, which comes first."""
 
@@ -146,7 +147,9 @@ def _page(run: xr.DataTree, options: PageOptions, pictures: Sequence[tuple[str, 
     with noted(failures, "the findings"):
         found = [] if has_runs(run) else findings(run)
     sections.sort(key=lambda section: not section.explores)
-    sides, scripts = linked_sides(run, failures) if has_runs(run) else ([], _scripts(sections))
+    sides = linked_sides(run, failures) if has_runs(run) else []
+    interactives = [part for part in (each.interactive for each in (sides or sections)) if part is not None]
+    lively = bool(sides) or (not has_runs(run) and any(section.lively for section in sections))
     not_measured = [f"not measured: {line}" for line in str(run.attrs.get("stopped", "")).splitlines()]
     owners = [("run", run.attrs), *((name, node.attrs) for name, node in run.children.items() if node.attrs)]
     page = template().page_of(
@@ -158,8 +161,10 @@ def _page(run: xr.DataTree, options: PageOptions, pictures: Sequence[tuple[str, 
         sections=sections,
         runs=_runs_table(run) if has_runs(run) else None,
         owners=[(owner, {str(name): _fact(value) for name, value in stated.items()}) for owner, stated in owners],
-        style=packaged("page.css"),
-        scripts=scripts,
+        style=packaged("page.css") + packaged("explorer.css") if lively else packaged("page.css"),
+        script=page_script(interactives, bool(interactives) or any(each.content["charts"] for each in sections))
+        if lively
+        else "",
     )
     return str(page)
 
@@ -202,14 +207,9 @@ def _section(view: View, run: xr.DataTree, options: PageOptions, pictures: Seque
         "charts": charts,
         "data": data,
     }
-    scripts = (*(["heads.js"] if maps else []), *(["head_charts.js"] if charts else []))
+    lively = bool(maps or charts or interactive)
     explores = interactive is not None and "token_count" in run[view.group].data_vars
-    return Section(view.group, view.title, content, interactive, scripts, explores)
-
-
-def _scripts(sections: Sequence[Section]) -> list[str]:
-    further = sorted({script for section in sections for script in section.scripts}, reverse=True)
-    return page_scripts([section.interactive for section in sections if section.interactive], further)
+    return Section(view.group, view.title, content, interactive, lively, explores)
 
 
 def _facts(run: xr.DataTree, sections: Sequence[Section]) -> list[tuple[str, str]]:

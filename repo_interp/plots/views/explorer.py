@@ -6,8 +6,8 @@
 RoPE layers and grouped heads share rows, so they cost one. Texts and spans are plain JSON. Prompts that do not
 fit into the budget are left out whole; of a first prompt that is too long by itself, layers are, and the map of heads then shows their
 outlines: the smallest and largest position of `OUTLINE` stretches. What is left out is named. Of a run without positions, as one of a
-RoPE model, the text of its first prompt and its heads are packed alone. Knows nothing about pages; `explorer.html`, `explorer.js` and
-`gallery.js` are the other half.
+RoPE model, the text of its first prompt and its heads are packed alone. Knows nothing about pages; `explorer.js`
+and `pages/page/stored.js` are the other half.
 """
 
 from __future__ import annotations
@@ -192,4 +192,4 @@ def _stretches(numbers: list[int]) -> str:
 
 
 _FILES = files("repo_interp.plots.views")
-EXPLORER = Interactive(_FILES / "explorer.html", _FILES / "explorer.js", embed, parts=(_FILES / "gallery.js",))
+EXPLORER = Interactive(_FILES / "explorer.html", _FILES / "explorer.js", embed)

@@ -329,7 +329,7 @@ def test_the_page_has_every_head_once_and_the_rules(run, tmp_path):
     mirror = next(row for row in table.rows if row[0] == "mirror")
     assert mirror[1:4] == (4, "L2\u00a0H0, L2\u00a0H1, L2\u00a0H2, L2\u00a0H3", 0.5) and "mirror: mirror above 0.5" in table.note
     page = ri.plots.report_page(alone(run), tmp_path / "page.html").read_text(encoding="utf-8")
-    assert 'id="atlas-live"' in page and "reportSections.atlas" in page and "Heads by name" in page
+    assert 'class="head-table"' in page and "reportSections.atlas" in page and "Heads by name" in page
 
 
 def test_a_reader_sorts_and_filters_the_table_and_opens_a_head(run, tmp_path):
@@ -341,22 +341,20 @@ def test_a_reader_sorts_and_filters_the_table_and_opens_a_head(run, tmp_path):
     browser = Browser(tmp_path / "browser", path)
     try:
         browser.open((tmp_path / "page.html").as_uri())
-        rows = "[...document.querySelectorAll('#atlas-table tbody tr')].map((row) => row.cells[0].textContent)"
-        typed = "Object.assign(document.querySelector('#atlas-filter'), {value: %r}).dispatchEvent(new Event('input'))"
+        rows = "[...document.querySelectorAll('.head-table table tbody tr')].map((row) => row.cells[0].textContent)"
+        typed = "Object.assign(document.querySelector('.head-table .filter'), {value: %r}).dispatchEvent(new Event('input'))"
         assert browser.run(rows) == [f"L{layer} H{head}" for layer in range(4) for head in range(4)]
-        click = (
-            "[...document.querySelectorAll('#atlas-table thead button')].find((one) => one.textContent === 'distance').click()"
-        )
+        click = "[...document.querySelectorAll('.head-table table thead button')].find((one) => one.textContent === 'distance').click()"
         distance = run["atlas"]["distance"].values.ravel()
         for order in (np.argsort(-distance, kind="stable"), np.argsort(distance, kind="stable")):
             browser.run(click)
             assert browser.run(rows) == [f"L{place // 4} H{place % 4}" for place in order]
         browser.run(typed % "mirror source_mass>0.5 h1")
         assert browser.run(rows) == ["L2 H1"]
-        assert browser.run("document.querySelector('#atlas-said').textContent") == "1 of 16 heads"
-        browser.run("document.querySelector('#atlas-table tbody tr').click()")
-        assert "heads=2.1" in browser.run("location.hash")
-        assert browser.run("document.querySelector('#atlas-table [aria-current]').cells[0].textContent") == "L2 H1"
+        assert browser.run("document.querySelector('.head-table output').textContent") == "1 of 16 heads"
+        browser.run("document.querySelector('.head-table table tbody tr').click()")
+        assert browser.run("document.querySelector('.tile[aria-pressed=true]').dataset.head") == "2.1"
+        assert browser.run("document.querySelector('.head-table table [aria-current]').cells[0].textContent") == "L2 H1"
         browser.run(typed % "nothing-is-called-this")
         assert browser.run(rows) == [] and browser.errors == []
     finally:

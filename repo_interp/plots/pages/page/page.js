@@ -1,7 +1,10 @@
 // Brings every section to life with the data beside it: its interactive part by its own script, then its charts of the chosen head and its
 // map of heads. Sections that stand side by side, one per run, each have a page object of their own; what is chosen in one is chosen in
 // the others. Knows the colours of the page, light and dark.
-"use strict";
+import { colourOf, config, layout } from "./charts.js";
+import { ink } from "./dom.js";
+import { drawHeadCharts } from "./head_charts.js";
+import { MAP, headMap } from "./map.js";
 
 (async function () {
   // Unpacks what the page holds as base64 of compressed text.
@@ -14,40 +17,14 @@
   if (window.packedPlotly) document.head.append(Object.assign(document.createElement("script"), { textContent: await unpacked(window.packedPlotly) }));
 
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const family = getComputedStyle(document.body).fontFamily;
 
   const shared = {
-    // No button that would send anything anywhere.
-    config: {
-      displaylogo: false, responsive: true, typesetMath: false, showTips: false,
-      toImageButtonOptions: { format: "svg" },
-      modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
-    },
-    layout(given) {
-      const axis = { gridcolor: colour("--grid"), zerolinecolor: colour("--line"), linecolor: colour("--soft"), ticks: "outside", ticklen: 3, exponentformat: "power" };
-      const base = {
-        margin: { l: 64, r: 16, t: 12, b: 44 },
-        font: { family, size: 12, color: colour("--ink") },
-        paper_bgcolor: colour("--paper"),
-        plot_bgcolor: colour("--paper"),
-        hoverlabel: { bgcolor: colour("--paper"), bordercolor: colour("--soft"), font: { color: colour("--ink") } },
-        legend: { orientation: "h", y: 1.02, yanchor: "bottom", traceorder: "normal" },
-      };
-      return Object.assign(base, given, {
-        xaxis: Object.assign({}, axis, { showgrid: false, zeroline: false }, given.xaxis),
-        yaxis: Object.assign({}, axis, given.yaxis),
-      });
-    },
-    colour,
+    config: config("chart"),
+    layout: (given) => layout(document.body, given),
+    colour: (name) => colourOf(document.documentElement, name),
+    ink,
     // Whether the page stands in a frame of a notebook, which has no address.
     framed: location.protocol === "about:",
-    // A colour of a scheme as it can be seen on the page: lighter on dark paper.
-    ink(hex) {
-      if (!dark.matches) return hex;
-      const parts = [1, 3, 5].map((place) => parseInt(hex.slice(place, place + 2), 16));
-      return "#" + parts.map((part) => Math.round(part + 0.4 * (255 - part)).toString(16).padStart(2, "0")).join("");
-    },
     // What is called when colours change, before printing, and when all sections stand.
     onTheme: [],
     onPrint: [],
@@ -56,33 +33,22 @@
 
   // What the sections of one run share.
   const pageOfRun = (addressed) => Object.assign(Object.create(shared), {
-    // Tells "head-chosen", "token-chosen" and "view-chosen", each with all that is chosen.
+    // Tells "chosen"; `chosen()` says what: layer, head, prompt, token, count and view.
     events: new EventTarget(),
     // Whether the address of the page says what is chosen here.
     addressed,
-    // Maps of heads of all sections, and the section that draws every head, which needs no map of its own.
+    // Maps of heads and charts of all sections, whether the explorer draws every head, so that no section needs a map
+    // of its own, and a promise of its first answer.
     headMaps: [],
-    gallery: null,
+    charts: [],
+    explores: false,
+    ready: null,
     // Set by the explorer, where the run says what its prompts are.
     showHead: null,
     chosen: null,
     follow: null,
     // Chooses what it is given of a group's map, prompt, head and token.
     choose: () => {},
-    // Set by the charts that hold rows of attention, or logits of pairs, and next tokens.
-    attention: () => null,
-    attentionMissing: () => "This run does not hold where it looks: analyse again with the measure attention_rows.",
-    nearestRow: () => null,
-    rowsAreMeasured: false,
-    // A row of attention as it is shown: where the reader leaves out token 0, the others get what is left of 1 without its share.
-    withoutSink: false,
-    shown(row) {
-      const sink = row && this.withoutSink && row.size === 1 && row.blocks.find((block) => block.first === 0);
-      if (!sink || row.blocks.length === 1) return row;
-      const left = row.blocks.filter((block) => block !== sink);
-      return { ...row, from: row.from + " without token 0", blocks: left.map((block) => ({ ...block, share: block.share / (1 - sink.share) })) };
-    },
-    predictions: () => null,
   });
 
   const all = await Promise.all([...document.querySelectorAll("script.section-data")].map(async (script) => ({
@@ -92,49 +58,57 @@
   const sides = all.filter(({ section }) => section.dataset.side !== undefined);
   const page = bringToLife(all.filter(({ section }) => section.dataset.side === undefined), pageOfRun(true));
   const pages = sides.map((side, place) => bringToLife([side], pageOfRun(place === 0)));
+  await Promise.all([page, ...pages].map((one) => one.ready));
   link(pages.filter((one) => one.follow));
   const first = document.querySelector("#findings button.open");
   if (first) page.opening = placeOf(first);
   shared.onReady.forEach((ready) => ready());
 
   function bringToLife(sections, page) {
-    for (const { name, content } of sections) page.headMaps.push(...content.maps.map((map) => ({ ...map, group: name })));
+    for (const { name, content } of sections) {
+      page.headMaps.push(...content.maps.map((map) => ({ ...map, group: name })));
+      page.charts.push(...content.charts);
+    }
     for (const { name, section, content } of sections) {
-      const draw = (window.reportSections || {})[name];
+      const draw = window.reportSections[name];
       if (draw && content.data !== null) draw(section, content.data, page);
     }
-    if (!page.showHead) followWithoutExplorer(sections, page);
+    if (!page.showHead) followWithoutExplorer(page);
     for (const { section, content } of sections) {
-      if (content.charts.length) window.drawHeadCharts(section.querySelector(".head-charts"), content.charts, page);
-      if (content.maps.length && !page.gallery) window.drawHeadMaps(section.querySelector(".head-maps"), content.maps, page);
+      const own = content.charts.filter((chart) => !["rows", "next"].includes(chart.kind)); // these are the explorer's
+      if (own.length) drawHeadCharts(section.querySelector(".head-charts"), own, page);
+      if (content.maps.length && !page.explores) drawMaps(section.querySelector(".head-maps"), content.maps, page);
     }
     return page;
   }
 
-  // What is chosen on one side is chosen on the others.
+  // What is chosen on one side is chosen on the others, which then have it and say nothing new.
   function link(linked) {
-    let telling = false;
-    for (const one of linked) {
-      for (const name of ["head-chosen", "token-chosen", "view-chosen"]) {
-        one.events.addEventListener(name, (event) => {
-          if (telling) return;
-          telling = true;
-          for (const other of linked) if (other !== one) other.follow(event.detail);
-          telling = false;
-        });
-      }
-    }
+    for (const one of linked) one.events.addEventListener("chosen", () => linked.filter((other) => other !== one).forEach((other) => other.follow(one.chosen())));
+    for (const other of linked.slice(1)) other.follow(linked[0].chosen());
   }
 
   // A run without prompts to look at: a click in a map of heads chooses the head that charts follow.
-  function followWithoutExplorer(sections, page) {
-    const chart = sections.flatMap(({ content }) => content.charts).find((one) => one.layers.length);
+  function followWithoutExplorer(page) {
+    const chart = page.charts.find((one) => one.layers.length);
     if (!chart) return;
-    let head = { layer: chart.layers[0].layer, head: chart.heads[0] };
-    page.chosen = () => ({ ...head, prompt: null, token: null });
-    const tell = () => page.events.dispatchEvent(new CustomEvent("head-chosen", { detail: page.chosen() }));
-    page.showHead = (layer, number) => { head = { layer, head: number }; tell(); };
-    page.onReady.push(tell);
+    const choose = (layer, head) => {
+      page.chosen = () => ({ layer, head, prompt: null, token: null });
+      page.events.dispatchEvent(new Event("chosen"));
+    };
+    page.showHead = choose;
+    page.onReady.push(() => choose(chart.layers[0].layer, chart.heads[0]));
+  }
+
+  // The maps of a section of a page without an explorer.
+  function drawMaps(place, maps, page) {
+    let settings = { ...MAP, score: maps[0].title };
+    const redraw = () => drawMap({ maps, outlines: null, prompt: null }, settings, page.chosen ? [[page.chosen().layer, page.chosen().head]] : [], [colourOf(place, "--mark")]);
+    const drawMap = headMap(place, { layers: maps[0].layers, heads: maps[0].heads, open: ([layer, head]) => { if (page.showHead) page.showHead(layer, head); }, changed: (changes) => { settings = { ...settings, ...changes }; redraw(); } });
+    place.hidden = false;
+    page.events.addEventListener("chosen", redraw);
+    page.onTheme.push(redraw);
+    redraw();
   }
 
   // What a button names: a group, a head, and where it has them a prompt and a token.
@@ -152,10 +126,6 @@
       if (place.group !== undefined) page.choose(place);
     });
   }
-  page.events.addEventListener("head-chosen", (event) => {
-    const where = "L" + event.detail.layer + " H" + event.detail.head;
-    for (const button of document.querySelectorAll("button.open")) button.title = "in place of " + where;
-  });
   dark.addEventListener("change", () => shared.onTheme.forEach((change) => change()));
   window.addEventListener("beforeprint", () => {
     for (const details of document.querySelectorAll("details")) details.open = true;
@@ -172,7 +142,7 @@
     URL.revokeObjectURL(link.href);
   }
 
-  for (const table of document.querySelectorAll("section .scroll > table:not([id])")) {
+  for (const table of document.querySelectorAll("section .scroll > table:not(.explorer *, .head-table *)")) {
     const copy = Object.assign(document.createElement("button"), { type: "button", textContent: "copy" });
     const csv = Object.assign(document.createElement("button"), { type: "button", textContent: "CSV" });
     copy.addEventListener("click", async () => {

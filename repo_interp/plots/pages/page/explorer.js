@@ -3,10 +3,15 @@
 //     state -> message -> answer -> drawn          a change of the state asks anew; of two answers the newer is drawn
 //
 // The state is in the address after #, so that a page that is opened again shows the same.
-import { HEADS, attention, byState, curve, distances, draggable, number, percent, positions, readable, save, visible } from "./charts.js";
+import { HEADS, attention, byState, curve, distances, draggable, overview, positions, save, seen, shadedSpans } from "./charts.js";
+import { button, el, field, holds, nameOf, number, option, percent, readable, same, visible } from "./dom.js";
+import { MAP, headMap } from "./map.js";
+import { headTable } from "./table.js";
 
 const QUICK = 64 * 256; // heads times tokens up to which edits are suggested unasked
 const MOST_SHOWN = 6; // heads side by side
+const MOST_TEXT = 1500; // tokens of text that stand in the page at a time
+const AROUND = 40; // tokens shown on either side of a token that is zoomed to
 const KINDS = {
   linearised: { says: "the token index" },
   frozen: { says: "one constant", field: "value", label: "position", free: true },
@@ -15,33 +20,19 @@ const KINDS = {
   scaled: { says: "scaled", field: "value", label: "factor" },
   shifted: { says: "shifted", field: "value", label: "by (positions)" },
 };
-const EMPTY = { prompt: 0, text: null, heads: [], token: null, selection: null, answer: [], edits: [], score: "", heat: "clean" };
+const RANGES = { own: "each head its own", global: "the same for all", focused: "without what lies far outside" };
+const EMPTY = { prompt: 0, text: null, heads: [], token: null, selection: null, answer: [], edits: [], heat: "clean", range: "own", view: null, sink: false, ...MAP };
 
-function el(tag, properties = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(properties)) {
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (name.includes("-") || name === "role") element.setAttribute(name, value);
-    else element[name] = value;
-  }
-  element.append(...children.filter((child) => child !== null));
-  return element;
-}
-
-const button = (text, act, properties = {}) => el("button", { type: "button", textContent: text, onclick: act, ...properties });
-const field = (text, control) => el("label", {}, text + " ", control);
-const option = (value, text) => el("option", { value, textContent: text });
-const nameOf = ([layer, head]) => "L" + layer + " H" + head;
-const same = (one, other) => JSON.stringify(one) === JSON.stringify(other);
-
-export function explore(root, source, addressed = true) {
+// `addressed`: whether the state is in the address; `drawn` is called with the state when it was drawn. Returns how others change the state.
+export function explore(root, source, addressed = true, drawn = () => {}) {
   let model, prompt, view, state = { ...EMPTY };
   let past = [], future = [], stop = null, asking = 0;
-  const part = {};
+  const part = {}, needs = [];
 
   // ---- the frame ------------------------------------------------------------------------------------------------------
 
   function frame() {
+    const model = (control) => { needs.push(control); return control; }; // what a source without a model does not answer
     const plot = (name, properties = {}) => (part[name] = el("div", { className: "plot", ...properties }));
     const saved = (name) => el("span", { className: "saves" }, ...["svg", "png"].map((format) => button(format.toUpperCase(), () => save(part[name], format, name), { className: "small", "aria-label": "Save " + name + " as " + format.toUpperCase() })));
     const section = (title, ...children) => el("section", { "aria-label": title }, el("h2", { textContent: title }), ...children);
@@ -49,12 +40,21 @@ export function explore(root, source, addressed = true) {
     part.refused = el("p", { className: "refused", role: "alert", hidden: true });
     part.title = el("h1", { textContent: "Explorer" });
     part.busy = el("output", { className: "busy", "aria-live": "polite" });
-    part.prompts = el("select", { onchange: () => restart({ prompt: Number(part.prompts.value), text: null }) });
+    part.prompts = el("select", { onchange: () => restart({ prompt: Number(part.prompts.value), text: null, heads: state.heads }) });
     part.own = el("textarea", { rows: 3, spellcheck: false, "aria-label": "Your own text" });
     part.read = button("Read this text", () => restart({ text: part.own.value }));
-    part.score = el("select", { onchange: () => update({ score: part.score.value }) });
-    part.map = el("div", { className: "map", role: "group", "aria-label": "Heads; Shift adds a head to those that are shown" });
-    part.scale = el("p", { className: "hint" });
+    part.find = el("input", { type: "search", size: 14, className: "find", onkeydown: (event) => { if (event.key === "Enter") find(event.shiftKey); } });
+    part.found = el("output", { className: "found", "aria-live": "polite" });
+    part.token = el("input", { type: "number", min: 0, step: 1, className: "token-number", onchange: () => { if (part.token.value !== "") reveal(Number(part.token.value)); } });
+    part.spans = el("div", { className: "spans", role: "group", "aria-label": "Jump to a span" });
+    part.sink = el("input", { type: "checkbox", className: "sink", onchange: () => arrange({ sink: part.sink.checked }) });
+    part.range = el("select", { className: "range", onchange: () => arrange({ range: part.range.value }) }, ...Object.entries(RANGES).map(([name, says]) => option(name, says)));
+    part.add = button("Add a head", more);
+    part.strip = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+    for (const [name, value] of Object.entries({ class: "overview", preserveAspectRatio: "none", role: "img", "aria-label": "The whole prompt; drag the frame to move the view" })) part.strip.setAttribute(name, value);
+    part.seen = el("p", { className: "hint" });
+    part.looks = el("p", { className: "said looks", "aria-live": "polite" });
+    part.heads = el("div", {});
     part.atlas = el("details", { hidden: true });
     part.where = el("select");
     part.which = el("select");
@@ -76,26 +76,37 @@ export function explore(root, source, addressed = true) {
     part.changed = el("p", { className: "continued", lang: "", dir: "auto" });
     part.goes = el("input", { type: "checkbox", checked: true });
     part.told = el("output", { className: "hint", "aria-live": "polite" });
+    part.how = el("p", { className: "hint", textContent: source.how || "", hidden: !source.how });
     part.python = el("pre", { tabIndex: 0, hidden: true });
     root.replaceChildren(
       el("header", {}, part.title, part.busy, part.banner, part.refused, el("div", { className: "controls" },
-        field("Prompt", part.prompts), button("Copy as Python", python), button("CSV", () => file("csv")), button("netCDF", () => file("netcdf")), part.told),
-        el("details", {}, el("summary", { textContent: "Your own text" }), part.own, part.read), part.python),
+        field("Prompt", part.prompts), model(button("Copy as Python", python)), model(button("CSV", () => file("csv"))), model(button("netCDF", () => file("netcdf"))), part.told),
+        el("details", {}, el("summary", { textContent: "Your own text" }), model(part.own), model(part.read)), part.python),
       el("div", { className: "columns" },
         el("div", {},
-          section("Heads", el("div", { className: "controls" }, field("Colour by", part.score)), part.map, part.scale, part.atlas),
-          section("Edits", part.suggestions, el("div", { className: "controls" }, part.suggest),
-            el("div", { className: "controls" }, field("Give", part.where), field("for", part.which), field("", part.kind), part.valued, button("Add edit", add)),
+          section("Heads", part.heads, el("div", { className: "controls" }, part.add), part.atlas),
+          section("Edits", part.how, part.suggestions, el("div", { className: "controls" }, model(part.suggest)),
+            el("div", { className: "controls" }, field("Give", model(part.where)), field("for", model(part.which)), field("", model(part.kind)), part.valued, model(button("Add edit", add))),
             el("div", { className: "controls" }, part.undo, part.redo), part.edits),
           section("Answer", part.answered, el("div", { className: "controls" }, button("The selected tokens are the answer", () => update({ answer: range(state.selection) })), button("The prompt's answer", () => update({ answer: [] }))), plot("answer"), saved("answer")),
           section("Next tokens", part.next)),
         el("div", {},
-          section("Prompt", el("div", { className: "controls" }, field("Shade by attention", part.heat)), part.text, part.said, part.mass),
+          section("Prompt", el("div", { className: "controls" }, field("Find", part.find), field("Token", part.token), field("Shade by attention", model(part.heat)), field("Without token 0", part.sink), part.found), part.spans, part.text, part.said, part.looks, part.mass),
           section("Continuation", el("div", { className: "controls" }, button("Continue", go), button("Stop", () => stop && stop.abort()), el("label", {}, part.goes, " after every change")), part.clean, part.changed),
-          section("Positions", el("p", { className: "hint", textContent: "Drag a point to give its token another position. With the chart focused: ← → choose the token, ↑ ↓ move it." }), plot("positions", { tabIndex: 0, role: "application", "aria-label": "Positions of the chosen heads", onkeydown: keys }), saved("positions")),
+          section("Positions", el("div", { className: "controls" }, field("Vertical range", part.range), button("Whole prompt", () => arrange({ view: null }))),
+            el("p", { className: "hint", textContent: (source.how ? "Click a point to choose its token, drag to zoom. " : "Drag a point to give its token another position. ") + "With the chart focused: ← → choose the token" + (source.how ? "." : ", ↑ ↓ move it.") }), part.strip, plot("positions", { tabIndex: 0, role: "application", "aria-label": "Positions of the chosen heads", onkeydown: keys }), part.seen, saved("positions")),
           section("Attention of the chosen token", plot("attention"), saved("attention")),
           section("Logits by distance", plot("logits"), saved("logits")))));
-    draggable(part.positions, () => view && view.numbers, move);
+    for (const control of source.how ? needs : []) Object.assign(control, { disabled: true, title: source.how });
+    for (const name of source.how ? ["Answer", "Continuation"] : []) root.querySelector('section[aria-label="' + name + '"]').hidden = true;
+    if (!source.how) draggable(part.positions, () => view && view.numbers, move);
+    const moved = (event) => {
+      const place = part.strip.getBoundingClientRect(), token = ((event.clientX - place.left) / place.width) * prompt.tokens.length;
+      const half = state.view ? (state.view[1] - state.view[0]) / 2 : AROUND;
+      arrange({ view: [token - half, token + half] });
+    };
+    part.strip.addEventListener("pointerdown", (event) => { part.strip.setPointerCapture(event.pointerId); moved(event); });
+    part.strip.addEventListener("pointermove", (event) => { if (event.buttons) moved(event); });
   }
 
   // ---- the state and its requests -------------------------------------------------------------------------------------
@@ -143,10 +154,26 @@ export function explore(root, source, addressed = true) {
     if (answer === false) revert(before);
     if (!answer) return answer;
     view = answer;
-    if (addressed) history.replaceState(null, "", "#" + encodeURIComponent(JSON.stringify(Object.fromEntries(Object.entries(state).filter(([name, value]) => !same(value, EMPTY[name]))))));
+    if (state.view && !holds([state.view], state.token)) {
+      const half = (state.view[1] - state.view[0]) / 2;
+      state.view = [state.token - half, state.token + half];
+    }
     drawAll();
     if (changes.edits && part.goes.checked && prompt.start) go();
     return answer;
+  }
+
+  // Change what is drawn of the same answers.
+  function arrange(changes, draw = drawAll) {
+    state = { ...state, ...changes };
+    if (!view) return;
+    draw();
+    kept();
+  }
+
+  function kept() {
+    if (addressed) history.replaceState(null, "", "#" + encodeURIComponent(JSON.stringify(Object.fromEntries(Object.entries(state).filter(([name, value]) => !same(value, EMPTY[name]))))));
+    drawn({ ...state, number: model.numbers ? model.numbers[state.prompt] : state.prompt, count: prompt.tokens.length });
   }
 
   function revert(before) {
@@ -156,7 +183,8 @@ export function explore(root, source, addressed = true) {
   }
 
   async function restart(changes) {
-    const wanted = { ...EMPTY, score: state.score, ...changes };
+    const { range, sink } = state;
+    const wanted = { ...EMPTY, ...Object.fromEntries(Object.keys(MAP).map((name) => [name, state[name]])), range, sink, ...changes };
     const before = state;
     state = wanted;
     const answer = await answered("prompt");
@@ -165,10 +193,11 @@ export function explore(root, source, addressed = true) {
     prompt = answer;
     view = null;
     const sound = (tokens) => tokens.every((token) => Number.isInteger(token) && token >= 0 && token < prompt.tokens.length);
-    state.heads = state.heads.length ? state.heads : [prompt.head];
+    state.heads = state.heads.length ? state.heads : prompt.shown || [prompt.head];
     state.token = state.token !== null && sound([state.token]) ? state.token : prompt.token;
     if (state.selection && !sound(state.selection)) state.selection = null;
-    if (!(state.score in prompt.heads.scores)) state.score = prompt.score;
+    if (state.selection === null && state.view && !(state.view[0] < state.view[1])) state.view = null;
+    if (!mapsOf(prompt.heads).some((map) => map.title === state.score)) state.score = prompt.score;
     past = [];
     future = [];
     part.suggestions.replaceChildren();
@@ -178,7 +207,7 @@ export function explore(root, source, addressed = true) {
     const first = await update({});
     if (!first) return first;
     const heads = model.layers.reduce((sum, layer) => sum + layer.heads, 0);
-    if (part.goes.checked) go();
+    if (part.goes.checked && !source.how) go();
     if (!state.edits.length && model.movable.length && heads * prompt.tokens.length <= QUICK) suggest();
     return true;
   }
@@ -297,92 +326,120 @@ export function explore(root, source, addressed = true) {
 
   // ---- what is drawn --------------------------------------------------------------------------------------------------
 
-  function outline(points) {
-    const known = points.filter((value) => value !== null), low = Math.min(...known), reach = Math.max(...known) - low || 1;
-    const path = points.map((value, place) => (value === null ? "" : (place ? "L" : "M") + ((40 * place) / (points.length - 1 || 1)).toFixed(1) + " " + (15 - (14 * (value - low)) / reach).toFixed(1))).join("");
-    const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg"), line = document.createElementNS("http://www.w3.org/2000/svg", "path");
-    svg.setAttribute("viewBox", "0 0 40 16");
-    svg.setAttribute("preserveAspectRatio", "none");
-    svg.setAttribute("aria-hidden", "true");
-    line.setAttribute("d", path.replace(/^L/, "M"));
-    svg.append(line);
-    return svg;
-  }
+  // Maps of heads as `headMap` draws them; a session gives its scores by name.
+  const mapsOf = ({ maps, scores }) => maps || Object.entries(scores).map(([title, map]) => ({ ...map, title, mean: view && view.heads ? "under the edits" : "", layers: model.layers, heads: model.heads }));
 
   function drawMap() {
-    const heads = (view && view.heads) || prompt.heads, score = heads.scores[state.score], most = Math.max(...model.layers.map((layer) => layer.heads));
-    part.map.style.setProperty("--heads", most);
-    const cells = model.layers.flatMap((layer, row) => [
-      el("span", { className: "row", textContent: "L" + layer.layer + " " + layer.name }),
-      ...Array.from({ length: most }, (_, head) => {
-        if (head >= layer.heads) return el("span");
-        const value = score.values[row][head], pair = [layer.layer, head], shown = state.heads.findIndex((one) => same(one, pair));
-        const cell = button("", (event) => choose(pair, event.shiftKey), { title: nameOf(pair) + ", " + state.score + ": " + number(value), "aria-label": nameOf(pair) + ", " + state.score + " " + number(value), "aria-pressed": String(shown >= 0) });
-        cell.dataset.head = pair.join(".");
-        cell.style.setProperty("--score", score.colours[row][head]);
-        if (shown >= 0) cell.style.setProperty("--chosen", HEADS[shown]);
-        cell.append(outline(heads.outlines[row][head]));
-        return cell;
-      }),
-    ]);
-    part.map.replaceChildren(...cells);
-    part.scale.textContent = state.score + ": " + score.ends.map(number).join(" to ") + (view && view.heads ? ", under the edits" : "") + ". Drawn: positions, each on its own scale. Shift-click shows several heads.";
-    const focus = part.focus && part.map.querySelector("[data-head='" + part.focus + "']");
-    if (focus) focus.focus();
-    part.focus = null;
+    const heads = (view && view.heads) || prompt.heads;
+    part.map({ ...heads, maps: mapsOf(heads) }, state, state.heads, HEADS);
+    part.add.disabled = state.heads.length >= MOST_SHOWN || !next();
+    if (part.rows) part.rows(state.heads);
   }
+
+  // The best-ranked head that is not shown.
+  const next = () => [...(model.ranked || []), ...model.layers.flatMap((layer) => model.heads.slice(0, layer.heads).map((head) => [layer.layer, head]))].find((pair) => !state.heads.some((one) => same(one, pair)));
+  const more = () => choose(next(), true);
 
   function choose(pair, more) {
     const shown = state.heads.some((one) => same(one, pair));
     const left = state.heads.filter((one) => !same(one, pair));
-    part.focus = pair.join(".");
-    update({ heads: !more ? [pair] : shown && left.length ? left : shown ? state.heads : [...state.heads, pair].slice(-MOST_SHOWN) });
+    return update({ heads: !more ? [pair] : shown && left.length ? left : shown ? state.heads : [...state.heads, pair].slice(-MOST_SHOWN) });
   }
 
   function drawAtlas() {
     part.atlas.hidden = !model.atlas;
     if (!model.atlas) return;
-    const { columns, rows } = model.atlas;
-    const body = rows.map((row) => {
-      const pair = [row[columns.indexOf("layer")], row[columns.indexOf("head")]];
-      return el("tr", {}, el("td", {}, button(nameOf(pair), (event) => choose(pair, event.shiftKey), { className: "small" })), ...row.slice(2).map((cell) => el("td", { textContent: typeof cell === "number" ? number(cell) : cell ?? "" })));
-    });
-    part.atlas.replaceChildren(el("summary", { textContent: "Atlas of the run" }), el("div", { className: "scroll tall" }, el("table", {}, el("thead", {}, el("tr", {}, ...["head", ...columns.slice(2)].map((name) => el("th", { textContent: name.replaceAll("_", " ") })))), el("tbody", {}, ...body))));
+    const { columns, rows } = model.atlas, at = (name) => rows.map((row) => row[columns.indexOf(name)]);
+    const place = el("div"), schemes = at("layer").map((layer) => model.layers.find((one) => one.layer === layer).name);
+    const described = columns.slice(2).map((name) => ({ name, title: name, text: at(name).some((cell) => typeof cell === "string"), values: at(name) }));
+    part.rows = headTable(place, { heads: rows.map(([layer, head]) => [layer, head]), schemes, columns: described, open: choose });
+    part.atlas.replaceChildren(el("summary", { textContent: "Atlas of the run" }), place);
   }
 
   function drawPrompt() {
-    part.prompts.replaceChildren(...model.prompts.map((count, place) => option(place, place + " (" + count + " tokens)")), ...(state.text === null ? [] : [option("", "your own text")]));
+    part.prompts.replaceChildren(...model.prompts.map((count, place) => option(place, (model.numbers ? model.numbers[place] : place) + " (" + count + " tokens)")), ...(state.text === null ? [] : [option("", "your own text")]));
     part.prompts.value = state.text === null ? state.prompt : "";
     part.own.value = state.text ?? part.own.value;
-    const colours = {};
-    for (const { at, colour } of Object.values(prompt.spans)) for (const [first, last] of at) for (let token = first; token <= last; token++) colours[token] = colour;
-    part.tokens = prompt.tokens.map((text, token) => {
-      const node = el("span", { textContent: readable(text) });
+    part.token.max = prompt.tokens.length - 1;
+    part.found.textContent = "";
+    part.tokens = null;
+    const jump = ([name, { at, colour }]) => {
+      const element = button(name + (at.length > 1 ? " × " + at.length : ""), () => reveal(...(at.find(([first]) => first > state.token) || at[0])), { title: "jump to " + name + (at.length > 1 ? ", the next of " + at.length + " stretches" : ", tokens " + at[0].join("–")) });
+      element.style.setProperty("--span", colour);
+      return element;
+    };
+    const shaded = shadedSpans(prompt.spans).filter((name) => prompt.spans[name].at.length);
+    part.spans.replaceChildren(...(shaded.length ? ["Jump to ", ...shaded.map((name) => jump([name, prompt.spans[name]]))] : []));
+  }
+
+  // The tokens around the chosen one, as many as stand in the page at a time.
+  function drawTokens() {
+    const count = prompt.tokens.length, at = state.token, held = part.tokens && [...part.tokens.keys()];
+    const first = held ? held[0] : 0, last = held ? held[held.length - 1] : 0;
+    if (held && (first === 0 || at >= first + 50) && (last === count - 1 || at <= last - 50)) return;
+    const from = Math.max(0, Math.min(at - MOST_TEXT / 2, count - MOST_TEXT)), end = Math.min(count, from + MOST_TEXT);
+    part.tokens = new Map();
+    const nodes = [];
+    for (let token = from; token < end; token++) {
+      const text = prompt.tokens[token], node = el("span", { textContent: readable(text) }), spans = spansOf(token);
       node.dataset.token = token;
-      if (colours[token]) node.style.setProperty("--span", colours[token]);
-      return node;
+      node.title = "token " + token + (spans.length ? ", " + spans.join(", ") : "");
+      if (spans.length) node.style.setProperty("--span", prompt.spans[spans[spans.length - 1]].colour);
+      part.tokens.set(token, node);
+      nodes.push(...(token > from && prompt.joint ? [" ", node] : text.includes("\n") ? [node, el("br")] : [node]));
+    }
+    part.text.replaceChildren(from ? "… " : "", ...nodes, end < count ? " …" : "");
+  }
+
+  const spansOf = (token) => Object.keys(prompt.spans).filter((name) => name !== "rest" && holds(prompt.spans[name].at, token));
+
+  // Attention by state, as it is shown: where the reader leaves out token 0, the others get what is left of 1 without its share.
+  function weights() {
+    const rows = { ...byState(view.numbers.weight) }, rest = (values) => values.map((value, key) => (value === null || key === 0 ? null : value / (1 - values[0])));
+    const given = (values, shown) => (state.sink && state.token > 0 && values[0] !== null && values.length && !(view.sizes && view.sizes[shown] > 1) ? rest(values) : values);
+    for (const which of Object.keys(rows)) rows[which] = rows[which].map(given);
+    if (view.numbers.weight_difference) rows.difference = view.numbers.weight_difference.values.map((values) => values.map((value, key) => (state.sink && key === 0 ? null : value)));
+    return rows;
+  }
+
+  // Where the first of the shown heads looks, in words.
+  function drawLooks(values) {
+    const size = view.sizes ? view.sizes[0] : 1, blocks = new Map();
+    values.forEach((value, key) => {
+      const block = Math.floor(key / size), one = blocks.get(block) || { first: key, share: 0 };
+      if (value) blocks.set(block, { ...one, last: key, share: one.share + value });
     });
-    part.text.replaceChildren(...part.tokens.flatMap((node, token) => (token && prompt.joint ? [" ", node] : prompt.tokens[token].includes("\n") ? [node, el("br")] : [node])));
-    part.score.replaceChildren(...Object.keys(prompt.heads.scores).map((name) => option(name, name)));
-    part.score.value = state.score;
+    const best = [...blocks.values()].sort((one, other) => other.share - one.share).slice(0, 6), end = Math.min(prompt.tokens.length, size * (Math.floor(state.token / size) + 1)) - 1;
+    const words = ({ first, last }) => (prompt.texts === false ? "" : " “" + prompt.tokens.slice(first, Math.min(last, first + 3) + 1).map(visible).join(prompt.joint) + (last > first + 3 ? "…" : "") + "”");
+    const said = best.map((one) => (one.first === one.last ? one.first : one.first + "–" + one.last) + words(one) + " " + number(100 * one.share, 3) + " %");
+    const from = size > 1 ? "tokens " + size * Math.floor(state.token / size) + "–" + end : "token " + state.token;
+    const known = values.filter((value) => value !== null), held = known.reduce((sum, value) => sum + value, 0);
+    const estimate = size > 1 ? "; estimated from mean logits of blocks of " + size + " × " + size + " pairs" : view.kept && held < 0.999 ? "; " + view.kept + ", " + known.length + " of them, hold " + number(100 * held, 3) + " %" : "";
+    part.looks.textContent = said.length ? nameOf(state.heads[0]) + " looks from " + from + (state.sink && size === 1 && state.token > 0 ? " without token 0" : "") + " at tokens " + said.join(", ") + estimate + "." : (view.missing || "") + " ";
+    if (!said.length && view.near !== null && view.near !== undefined) part.looks.append(button("Choose token " + view.near, () => update({ token: view.near })));
   }
 
   function drawText() {
-    const rows = { ...byState(view.numbers.weight) };
-    if (view.numbers.weight_difference) rows.difference = view.numbers.weight_difference.values;
-    const weights = (rows[state.heat] || rows.clean)[0], most = Math.max(...weights.map(Math.abs), 1e-9);
+    drawTokens();
+    const rows = weights(), values = (rows[state.heat] || rows.clean)[0], most = values.reduce((most, value) => Math.max(most, Math.abs(value)), 1e-9);
     part.heat.value = state.heat in rows ? state.heat : "clean";
-    part.tokens.forEach((node, token) => {
-      const weight = weights[token] || 0;
+    part.token.value = state.token;
+    part.sink.checked = state.sink;
+    const answer = new Set(state.answer.length ? state.answer : prompt.answer);
+    for (const [token, node] of part.tokens) {
+      const weight = values[token] || 0;
       node.style.setProperty("--heat", (80 * Math.sqrt(Math.abs(weight) / most)).toFixed(1) + "%");
       node.classList.toggle("less", weight < 0);
       node.classList.toggle("chosen", token === state.token);
-      node.classList.toggle("selected", Boolean(state.selection) && state.selection[0] <= token && token <= state.selection[1]);
-      node.classList.toggle("answer", (state.answer.length ? state.answer : prompt.answer).includes(token));
-    });
-    const at = part.tokens[state.token].offsetTop - part.text.scrollTop;
+      node.classList.toggle("selected", Boolean(state.selection) && holds([state.selection], token));
+      node.classList.toggle("answer", answer.has(token));
+    }
+    const at = part.tokens.get(state.token).offsetTop - part.text.scrollTop;
     if (at < 0 || at > part.text.clientHeight - 24) part.text.scrollTop += at - part.text.clientHeight / 2;
-    part.said.textContent = "Token " + state.token + " (" + visible(prompt.tokens[state.token]) + "), where " + nameOf(state.heads[0]) + " looks. Click a token; drag over tokens to select them.";
+    const places = Object.values(byState(view.numbers.position)).pop().map((values) => values[state.token]);
+    part.said.textContent = "Token " + state.token + (prompt.texts === false ? "" : " (" + visible(prompt.tokens[state.token]) + ")") + " in " + (spansOf(state.token).join(", ") || "no span") + (model.bare ? "" : "; position " + places.map((value, shown) => number(value, 5) + " (" + nameOf(state.heads[shown]) + ")").join(", ")) + ". Click a token; drag over tokens to select them.";
+    drawLooks(rows.changed ? rows.changed[0] : rows.clean[0]);
+    if (!view.numbers.span_mass) return;
     const spans = view.numbers.span.values, mass = byState(view.numbers.span_mass);
     const states = Object.keys(mass);
     part.mass.replaceChildren(el("table", {}, el("caption", { textContent: "Attention to spans (%)" }), el("thead", {}, el("tr", {}, el("th", { textContent: "head" }), ...spans.map((name) => el("th", { textContent: name })))),
@@ -390,31 +447,107 @@ export function explore(root, source, addressed = true) {
   }
 
   function drawNext() {
+    if (!view.numbers.probability) {
+      part.next.replaceChildren(el("p", { className: "hint", textContent: view.unexpected }));
+      return;
+    }
     const texts = view.numbers.next_text ? byState(view.numbers.next_text) : byState(view.numbers.next_token), shares = byState(view.numbers.probability);
     const states = Object.keys(texts);
     const columns = states.flatMap((which) => [which === "clean" ? "as it is" : "changed", "%"]);
     const rows = texts.clean.map((_, rank) => el("tr", {}, ...states.flatMap((which) => [el("td", { className: "token", textContent: visible(String(texts[which][rank])) }), el("td", { className: "number", textContent: percent(shares[which][rank]) })])));
-    part.next.replaceChildren(el("table", {}, el("caption", { textContent: "After token " + state.token }), el("thead", {}, el("tr", {}, ...columns.map((name) => el("th", { textContent: name })))), el("tbody", {}, ...rows)));
+    const follows = view.following === undefined ? "" : view.following === null ? "; the prompt ends here" : "; what does follow has " + percent(view.following) + " %";
+    part.next.replaceChildren(el("table", {}, el("caption", { textContent: "After token " + state.token + follows }), el("thead", {}, el("tr", {}, ...columns.map((name) => el("th", { textContent: name })))), el("tbody", {}, ...rows)));
   }
 
   function drawAnswer() {
     const values = view.numbers.log_probability.values, scores = view.numbers.score.values;
-    const both = (given) => (Array.isArray(given) ? given.map(number).join(" → ") : number(given));
+    const both = (given) => (Array.isArray(given) ? given.map((one) => number(one)).join(" → ") : number(given));
     const marked = state.answer.length || prompt.answer.length;
     part.answered.textContent = (marked === 1 ? "1 token" : marked + " tokens") + ", bold in the prompt: log-probability " + both(values) + " nat, score " + both(scores);
     curve(part.answer, view.numbers, state.edits.map((edit, place) => view.sentences[place]).filter((_, place) => state.edits[place].on !== false));
   }
 
+  function drawPositions() {
+    if (model.bare) return;
+    const { numbers } = view, rows = Object.values(byState(numbers.position)).pop();
+    part.range.value = state.range;
+    positions(part.positions, view, state, prompt);
+    if (prompt.tokens.length > 2 * AROUND) overview(part.strip, rows[0], state, prompt);
+    else part.strip.setAttribute("hidden", "");
+    part.seen.textContent = rows.map((values, shown) => [nameOf(state.heads[shown]), seen(values, view.ranges && view.ranges[shown], state, prompt)]).filter(([, said]) => said).map((said) => said.join(": ")).join(". ");
+    if (part.positions.heard) return;
+    part.positions.heard = true;
+    part.positions.on("plotly_click", (event) => update({ token: Math.round(event.points[0].x) }));
+    part.positions.on("plotly_doubleclick", () => arrange({ view: null }));
+    part.positions.on("plotly_relayout", (change) => {
+      if ("xaxis.range[0]" in change) setTimeout(() => arrange({ view: [change["xaxis.range[0]"], change["xaxis.range[1]"]] }));
+    });
+  }
+
   function drawAll() {
     drawMap();
-    drawForm();
+    if (!source.how) {
+      drawForm();
+      drawAnswer();
+    }
     drawEdits();
     drawText();
     drawNext();
-    drawAnswer();
-    positions(part.positions, view.numbers, state, prompt.tokens);
-    attention(part.attention, view.numbers, state, prompt.tokens);
-    distances(part.logits, view.numbers, state);
+    drawPositions();
+    const held = view.numbers.weight.values.flat().length > 0;
+    for (const plot of [part.attention, part.logits]) plot.parentElement.hidden = !held;
+    if (held) {
+      attention(part.attention, weights(), state, prompt, view.sizes);
+      distances(part.logits, view.numbers, state, Boolean(source.how));
+    }
+    kept();
+  }
+
+  // ---- finding --------------------------------------------------------------------------------------------------------
+
+  // Choose a token and show what is around the tokens from it to `last`; short prompts stay whole.
+  function reveal(token, last = token) {
+    const first = Math.max(0, Math.min(prompt.tokens.length - 1, Math.round(token))), around = Math.max(AROUND, Math.round(0.3 * (last - first)));
+    const inside = state.view && first >= state.view[0] && last <= state.view[1] && state.view[1] - state.view[0] <= 2 * around + last - first + 1;
+    const zoomed = prompt.tokens.length <= 2 * AROUND || inside ? {} : { view: [Math.max(-1, first - around), Math.min(prompt.tokens.length, last + around)] };
+    update({ token: first, selection: last > first ? [first, last] : state.selection, ...zoomed });
+  }
+
+  // The prompt as it is read, in lower case and with runs of white space as one space, and the token of every character.
+  function readingText() {
+    let text = "";
+    const owner = [];
+    prompt.tokens.forEach((own, token) => {
+      for (const character of (token ? prompt.joint : "") + own.toLowerCase()) {
+        const read = /\s/.test(character) ? " " : character;
+        if (read === " " && text.endsWith(" ")) continue;
+        text += read;
+        for (let unit = 0; unit < read.length; unit++) owner.push(token);
+      }
+    });
+    return { text, owner };
+  }
+
+  function find(backwards) {
+    const wanted = part.find.value.toLowerCase().trim().replace(/\s+/g, " "), { text, owner } = readingText(), matches = [];
+    if (!wanted || prompt.texts === false) {
+      part.found.textContent = wanted ? "This run has no texts." : "";
+      return;
+    }
+    for (let at = text.indexOf(wanted); at >= 0; at = text.indexOf(wanted, at + 1)) matches.push([owner[at], owner[at + wanted.length - 1]]);
+    if (!matches.length) {
+      part.found.textContent = "“" + part.find.value + "” is not in this prompt.";
+      return;
+    }
+    const again = part.sought === wanted, [from] = again ? part.match : [state.token];
+    let place = backwards ? matches.findLastIndex(([first]) => first < from) : matches.findIndex(([first]) => (again ? first > from : first >= from));
+    if (place < 0) place = backwards ? matches.length - 1 : 0;
+    part.sought = wanted;
+    part.match = matches[place];
+    part.found.textContent = place + 1 + " of " + matches.length + (matches.length > 1 ? " (Enter: next, Shift+Enter: previous)" : "");
+    const [first, last] = part.match;
+    state.selection = [first, last];
+    reveal(first, last);
   }
 
   // ---- keys and pointers ----------------------------------------------------------------------------------------------
@@ -422,7 +555,7 @@ export function explore(root, source, addressed = true) {
   function keys(event) {
     const last = prompt.tokens.length - 1, step = { ArrowLeft: -1, ArrowRight: 1, PageUp: -16, PageDown: 16 }[event.key];
     const goal = event.key === "Home" ? 0 : event.key === "End" ? last : step === undefined ? null : Math.min(last, Math.max(0, state.token + step));
-    const up = { ArrowUp: 1, ArrowDown: -1 }[event.key];
+    const up = source.how ? undefined : { ArrowUp: 1, ArrowDown: -1 }[event.key];
     if (goal !== null && !event.ctrlKey && !event.metaKey) {
       event.preventDefault();
       const anchor = event.shiftKey ? (state.anchor ?? state.token) : null;
@@ -477,26 +610,30 @@ export function explore(root, source, addressed = true) {
 
   // ---- the whole ------------------------------------------------------------------------------------------------------
 
-  // What the address says; nothing where it says no state.
+  // What the address says; null where it says no state, as a link to another place of the page.
   function ofAddress() {
     try {
       const given = JSON.parse(decodeURIComponent(location.hash.slice(1)));
-      const fits = (name) => name in given && Array.isArray(given[name]) === (Array.isArray(EMPTY[name]) || (name === "selection" && given[name] !== null));
-      return Object.fromEntries(Object.keys(EMPTY).filter(fits).map((name) => [name, given[name]]));
+      const lists = (name) => Array.isArray(EMPTY[name]) || (["selection", "view"].includes(name) && given[name] !== null);
+      return Object.fromEntries(Object.keys(EMPTY).filter((name) => name in given && Array.isArray(given[name]) === lists(name)).map((name) => [name, given[name]]));
     } catch {
-      return {};
+      return null;
     }
   }
 
   async function begin() {
     const opened = await answered("open");
     if (!opened) return;
-    model = opened;
-    part.title.textContent = "Explorer: " + (model.checkpoint || "a model");
+    model = { heads: Array.from({ length: Math.max(...opened.layers.map((layer) => layer.heads)) }, (_, head) => head), ...opened };
+    part.heads.replaceChildren();
+    const ofMap = (changes) => arrange(changes, drawMap);
+    part.map = headMap(part.heads, { layers: model.layers, heads: model.heads, open: choose, changed: ofMap });
+    root.querySelector('section[aria-label="Positions"]').hidden = Boolean(model.bare);
+    part.title.textContent = source.how ? "" : "Explorer: " + (model.checkpoint || "a model");
     part.own.disabled = part.read.disabled = !model.reads_text;
     drawAtlas();
     drawField();
-    const given = prompt ? state : addressed ? ofAddress() : {};
+    const given = prompt ? state : (addressed && ofAddress()) || {};
     if ((await restart(given)) === false) {
       const said = part.refused.textContent;
       await restart({});
@@ -515,7 +652,7 @@ export function explore(root, source, addressed = true) {
   };
   frame();
   pointers();
-  if (addressed) window.addEventListener("hashchange", () => restart(ofAddress()));
+  if (addressed) window.addEventListener("hashchange", () => { const given = ofAddress(); if (given) restart(given); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => view && drawAll());
-  begin();
+  return { update, arrange, restart, choose, state: () => state, ready: begin() };
 }

@@ -1,0 +1,158 @@
+// The source of answers of a page without a model: what a run holds, in the form in which a session answers. It computes nothing but the
+// softmax of logits that were kept as block means.
+import { finite, packedNumbers } from "./dom.js";
+import { differing } from "./map.js";
+
+const NOTHING = 65535; // a cell of an image without a value
+const refused = (line) => Object.assign(new Error(line), { refused: true });
+const nearest = (tokens, token) => tokens.reduce((best, one) => (Math.abs(one - token) < Math.abs(best - token) ? one : best));
+
+// The place of a head in what a chart holds of every head; null where it has none.
+export function placeIn(chart, [layer, head]) {
+  const row = chart.layers.findIndex((one) => one.layer === layer), column = chart.heads.indexOf(head);
+  return row < 0 || column < 0 ? null : { row, column, place: row * chart.heads.length + column, colour: chart.layers[row].colour };
+}
+
+// A cell of an image of block means.
+export function cellOf(chart, own, row, column) {
+  const level = packedNumbers(chart.values).getUint16(2 * ((own.place * chart.rows + row) * chart.columns + column), true);
+  return level === NOTHING ? null : chart.low[own.row][own.column] + (chart.spread[own.row][own.column] * level) / (NOTHING - 1);
+}
+
+export class StoredSource {
+  // What a reader does to get a model's answers.
+  how = "This needs the model: repo-interp explore RUN, with the directory or the run.nc of this run, opens this page with it.";
+
+  // `data`: positions and texts; `charts`: of all heads, rows of attention, logits of pairs and next tokens among them; `maps`: scores.
+  constructor(data, charts, maps) {
+    Object.assign(this, { data, maps });
+    const of = (kind) => charts.find((chart) => chart.kind === kind);
+    this.rows = of("rows");
+    this.next = of("next");
+    this.logits = charts.filter((chart) => chart.causal_logits);
+  }
+
+  async ask(message) {
+    return this[message.ask](message);
+  }
+
+  open() {
+    const { layers, heads, prompts, order, bare } = this.data;
+    return {
+      checkpoint: "", layers: layers.map((layer) => ({ ...layer, heads: heads.length })), heads, movable: [], atlas: null, reads_text: false, bare: Boolean(bare),
+      prompts: prompts.map((prompt) => prompt.count), numbers: prompts.map((prompt) => prompt.prompt), ranked: order,
+    };
+  }
+
+  prompt({ prompt: place }) {
+    const { layers, heads, spans, start, bare } = this.data, prompt = this.promptAt(place);
+    const generated = prompt.spans.generated, last = generated ? Math.max(0, generated[0][0] - 1) : prompt.count - 1;
+    const blocks = layers.map((layer) => prompt.layers[layer.layer] || prompt.outlines[layer.layer]);
+    const best = bare ? this.maps.reduce((best, map) => (differing(map) > differing(best) ? map : best), this.maps[0]) : this.maps[0];
+    const shown = start.length ? start : [[layers[layers.length - 1].layer, heads[0]]], kept = this.rowsOf(prompt);
+    return {
+      tokens: prompt.texts || Array.from({ length: prompt.count }, (_, token) => String(token)), joint: prompt.texts ? prompt.joint : " ", texts: prompt.texts !== null,
+      spans: Object.fromEntries(Object.entries(prompt.spans).map(([name, at]) => [name, { at, colour: name === "rest" ? null : spans[name].colour }])),
+      answer: [], start: 0, token: kept ? nearest(kept.queries, last) : last, heads: {
+        maps: this.maps, prompt: prompt.prompt, outlines: bare ? null : blocks.map((block) => heads.map((_, head) => block && valuesOf(block)[block.row[head]])),
+        alike: blocks.map((block) => !bare && Boolean(block) && block.row.every((row) => row === block.row[0]) && block.global[0] !== null),
+      },
+      head: shown[0], shown, score: best ? best.title : "",
+    };
+  }
+
+  view({ prompt: place, heads, token }) {
+    const prompt = this.promptAt(place), known = heads.filter(([layer, head]) => this.data.layers.some((one) => one.layer === layer) && this.data.heads.includes(head));
+    if (!heads.length || known.length < heads.length) throw refused("this run has no such head; choose one in the map");
+    const rows = heads.map(([layer, head]) => {
+      const block = prompt.layers[layer];
+      if (!block) return { values: [], missing: "left out of this page", global: null, focused: null };
+      const row = block.row[this.data.heads.indexOf(head)];
+      return { values: this.data.bare ? [] : valuesOf(block)[row], missing: "no positions in this layer", global: block.global[row], focused: block.focused[row] };
+    });
+    const looks = heads.map((pair) => this.looks(prompt, pair, token)), after = this.after(prompt, token), kept = this.rowsOf(prompt);
+    const dense = (name) => looks.map((row) => (row ? row[name] : []));
+    return {
+      numbers: {
+        position: { dims: ["shown", "token"], values: rows.map((row) => row.values) }, weight: { dims: ["shown", "key"], values: dense("weight") }, logit: { dims: ["shown", "key"], values: dense("logit") },
+        ...(after && { probability: { dims: ["rank"], values: after.probability }, next_text: { dims: ["rank"], values: after.text } }),
+      },
+      ranges: rows.map(({ global, focused, missing }) => ({ global, focused, missing })), sentences: [], heads: null, sizes: looks.map((row) => (row ? row.size : 1)),
+      missing: looks[0] ? null : this.missing(prompt, heads[0]), near: !looks[0] && kept && placeIn(this.rows, heads[0]) ? nearest(kept.queries, token) : null,
+      following: after ? after.following : null, unexpected: after ? null : this.unexpected(prompt, token), kept: this.rows ? "the strongest keys" : null,
+    };
+  }
+
+  promptAt(place) {
+    const prompt = this.data.prompts[place];
+    if (!prompt) throw refused("this page has no prompt of this number");
+    return prompt;
+  }
+
+  // The rows of attention of a prompt; null where there are none.
+  rowsOf(prompt) {
+    return (this.rows && this.rows.prompts.find((rows) => rows.prompt === prompt.prompt)) || null;
+  }
+
+  // Where a head looks from a token: weights and logits by key, null where they are not kept.
+  looks(prompt, pair, token) {
+    const kept = this.rowsOf(prompt), own = kept && placeIn(this.rows, pair), query = own ? kept.queries.indexOf(token) : -1;
+    if (query >= 0) return this.strongest(prompt, own, kept, query);
+    const chart = this.logits.find((one) => one.prompt === prompt.prompt && placeIn(one, pair) && token < one.tokens);
+    return chart ? this.estimated(prompt, chart, placeIn(chart, pair), token) : null;
+  }
+
+  strongest(prompt, own, kept, query) {
+    const { queries, ranks } = kept, least = this.rows.least, row = own.place * queries.length + query;
+    const weights = packedNumbers(kept.weights), keys = packedNumbers(kept.keys), total = packedNumbers(kept.totals).getFloat32(4 * row, true);
+    const weight = Array(prompt.count).fill(null), logit = Array(prompt.count).fill(null);
+    for (let rank = 0; rank < ranks; rank++) {
+      const cell = row * ranks + rank, key = keys.getInt32(4 * cell, true);
+      if (key < 0) continue;
+      const logarithm = least * (1 - weights.getUint16(2 * cell, true) / (NOTHING - 1));
+      weight[key] = Math.exp(logarithm);
+      logit[key] = total + logarithm;
+    }
+    return { weight, logit, size: 1 };
+  }
+
+  // The softmax of the row of block means, each as often as it has visible keys.
+  estimated(prompt, chart, own, token) {
+    const row = Math.floor(token / chart.size), logit = Array(prompt.count).fill(null);
+    for (let key = 0; key <= token && Math.floor(key / chart.size) < chart.columns; key++) logit[key] = cellOf(chart, own, row, Math.floor(key / chart.size));
+    const known = logit.filter((value) => value !== null);
+    if (!known.length) return null;
+    const most = known.reduce((one, other) => Math.max(one, other)), total = known.reduce((sum, value) => sum + Math.exp(value - most), 0);
+    return { logit, weight: logit.map((value) => (value === null ? null : Math.exp(value - most) / total)), size: chart.size };
+  }
+
+  missing(prompt, pair) {
+    const kept = this.rowsOf(prompt), prompts = this.rows ? this.rows.prompts.map((rows) => rows.prompt) : [];
+    if (this.rows && !kept) return "This page holds where tokens look for prompt" + (prompts.length > 1 ? "s " : " ") + prompts.join(", ") + " alone.";
+    if (this.rows && !placeIn(this.rows, pair)) return "Where tokens look was not measured for this head.";
+    if (kept) return (kept.queries.length < kept.kept ? "This page has room for" : "The run keeps") + " the rows of " + kept.queries.length + " tokens.";
+    if (this.logits.length) return "Where it looks is kept for prompt " + this.logits[0].prompt + " alone, and for the heads of the logit maps.";
+    return "This run does not hold where it looks: analyse again with the measure attention_rows.";
+  }
+
+  after(prompt, token) {
+    const row = this.next && this.next.prompt === prompt.prompt ? this.next.tokens.indexOf(token) : -1;
+    return row < 0 ? null : { probability: this.next.probabilities[row], text: this.next.texts[row], following: this.next.following[row] };
+  }
+
+  unexpected(prompt, token) {
+    if (!this.next) return "This run does not hold what is expected next: analyse again with the measure predictions.";
+    if (this.next.prompt !== prompt.prompt) return "Next tokens are kept for prompt " + this.next.prompt + " alone.";
+    return "Next tokens are kept after " + this.next.tokens.length + " tokens; the nearest is token " + nearest(this.next.tokens, token) + ".";
+  }
+}
+
+// The rows of a block of positions, each once.
+const unpacked = new Map();
+function valuesOf(block) {
+  if (!unpacked.has(block)) {
+    const numbers = packedNumbers(block.values), rows = Math.max(...block.row) + 1, count = numbers.byteLength / 4 / rows;
+    unpacked.set(block, Array.from({ length: rows }, (_, row) => Array.from({ length: count }, (_, token) => finite(numbers.getFloat32(4 * (row * count + token), true)))));
+  }
+  return unpacked.get(block);
+}
