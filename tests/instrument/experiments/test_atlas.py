@@ -343,6 +343,7 @@ def test_a_reader_sorts_and_filters_the_table_and_opens_a_head(run, tmp_path):
         browser.open((tmp_path / "page.html").as_uri())
         rows = "[...document.querySelectorAll('.head-table table tbody tr')].map((row) => row.cells[0].textContent)"
         typed = "Object.assign(document.querySelector('.head-table .filter'), {value: %r}).dispatchEvent(new Event('input'))"
+        browser.wait("'alive' in document.documentElement.dataset")
         assert browser.run(rows) == [f"L{layer} H{head}" for layer in range(4) for head in range(4)]
         click = "[...document.querySelectorAll('.head-table table thead button')].find((one) => one.textContent === 'distance').click()"
         distance = run["atlas"]["distance"].values.ravel()
