@@ -59,7 +59,7 @@ import { MAP, headMap } from "./map.js";
   const page = bringToLife(all.filter(({ section }) => section.dataset.side === undefined), pageOfRun(true));
   const pages = sides.map((side, place) => bringToLife([side], pageOfRun(place === 0)));
   await Promise.all([page, ...pages].map((one) => one.ready));
-  link(pages.filter((one) => one.follow));
+  await link(pages.filter((one) => one.follow));
   const first = document.querySelector("#findings button.open");
   if (first) page.opening = placeOf(first);
   shared.onReady.forEach((ready) => ready());
@@ -82,10 +82,19 @@ import { MAP, headMap } from "./map.js";
     return page;
   }
 
-  // What is chosen on one side is chosen on the others, which then have it and say nothing new.
-  function link(linked) {
-    for (const one of linked) one.events.addEventListener("chosen", () => linked.filter((other) => other !== one).forEach((other) => other.follow(one.chosen())));
-    for (const other of linked.slice(1)) other.follow(linked[0].chosen());
+  // What is chosen on one side is chosen on the others. A side that follows says nothing new: else two sides may swap for ever.
+  async function link(linked) {
+    const following = new Map(linked.map((one) => [one, 0]));
+    const follow = async (one, wanted) => {
+      following.set(one, following.get(one) + 1);
+      try { await one.follow(wanted); } finally { following.set(one, following.get(one) - 1); }
+    };
+    for (const other of linked.slice(1)) await follow(other, linked[0].chosen());
+    for (const one of linked) {
+      one.events.addEventListener("chosen", () => {
+        if (!following.get(one)) linked.filter((other) => other !== one).forEach((other) => follow(other, one.chosen()));
+      });
+    }
   }
 
   // A run without prompts to look at: a click in a map of heads chooses the head that charts follow.
