@@ -3,7 +3,7 @@ window.reportSections.positions = window.reportSections.attention_rows = functio
   const root = section.querySelector(".explorer"), places = data.prompts.map((prompt) => prompt.prompt);
   const asked = page.addressed && /^#(%7B|\{)/i.test(location.hash);
   let before = {};
-  const chosenOf = ({ heads: [[layer, head]], number, token, count, view }) => ({ layer, head, prompt: number, token, count, view });
+  const chosenOf = ({ heads, number, token, count, view }) => ({ layer: heads[0][0], head: heads[0][1], heads, prompt: number, token, count, view });
   const explored = explore(root, new StoredSource(data, page.charts, page.headMaps), page.addressed && !page.framed, (state) => {
     const now = chosenOf(state);
     page.chosen = () => now;
@@ -19,10 +19,11 @@ window.reportSections.positions = window.reportSections.attention_rows = functio
   };
   // Show what is chosen elsewhere, as far as this run has it.
   page.follow = async (wanted) => {
-    const state = explored.state(), place = places.indexOf(wanted.prompt), pair = [wanted.layer, wanted.head], now = page.chosen();
+    const state = explored.state(), place = places.indexOf(wanted.prompt), now = page.chosen();
+    const heads = (wanted.heads || [[wanted.layer, wanted.head]]).filter(([layer, head]) => data.layers.some((one) => one.layer === layer) && data.heads.includes(head));
     if (place >= 0 && place !== state.prompt) await explored.restart({ prompt: place, heads: state.heads });
     const changes = {};
-    if (!same(pair, state.heads[0]) && data.layers.some(({ layer }) => layer === pair[0]) && data.heads.includes(pair[1])) changes.heads = [pair];
+    if (heads.length && !same(heads, state.heads)) changes.heads = heads;
     if (wanted.token !== undefined && wanted.token !== now.token) changes.token = Math.min(wanted.token, data.prompts[explored.state().prompt].count - 1);
     if (wanted.view !== undefined && !same(wanted.view, now.view)) changes.view = wanted.view;
     if (Object.keys(changes).length) await explored.update(changes);
