@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -180,6 +180,37 @@ def page(given: Namespace, subject: str) -> Iterator[Row]:
             yield {"what": name, "megabytes": size / 2**20, "note": "on disk"}
 
 
+def explorer(given: Namespace, subject: str, edited: Sequence[int], tokens: int = 0) -> Iterator[Row]:
+    """Answers of the explorer as its page gets them, beside a forward pass: the first view, and a new edit in a layer until its view is
+    there, again and again. `tokens` of a prompt that is made; 0: the model's own first prompt.
+    """
+    import json
+    from itertools import count
+
+    import torch
+
+    import repo_interp as ri
+    from benchmarks.shapes import prompt_of
+    from repo_interp.analysis.defaults import default_prompts
+    from repo_interp.explorer.messages import Explored, message
+
+    bridge = ri.load(subject)
+    prompt = prompt_of(tokens, bridge.cfg.d_vocab) if tokens else default_prompts(bridge)[0][0]
+    explored, values, last = Explored(bridge, [prompt]), count(1), len(prompt.tokens) - 2
+    layers = bridge.cfg.n_layers
+
+    def view(**asked: object) -> None:
+        json.dumps(explored.answer(message({"ask": "view", "heads": [[layers - 1, 0]], "token": last, **asked})))
+
+    with torch.inference_mode():
+        yield {"what": FORWARD, **cost(lambda: bridge(torch.tensor([prompt.tokens])), 3), "note": f"{len(prompt.tokens)} tokens"}
+    yield {"what": "first view", "beside": FORWARD, **cost(view)}
+    for layer in edited:
+        edit = {"kind": "frozen", "layer": layer}
+        spent = cost(lambda edit=edit: view(edits=[{**edit, "value": float(next(values))}]), 3)
+        yield {"what": f"edit in layer {layer}", "beside": FORWARD, **spent, "note": f"{layers - layer} of {layers} layers run again"}
+
+
 def _measures() -> list[Any]:
     from repo_interp.measures.catalogue import measure_named
 
@@ -208,6 +239,9 @@ PARTS: dict[str, Part] = {
     f"commands/{SMOLLM2}": partial(commands, subject=SMOLLM2, tokens=512),
     f"commands/{OLMO2}": partial(commands, subject=OLMO2, dtype="bfloat16"),
     **{f"page/{name}": partial(page, subject=name) for name in ("reversal/repo", "niah/repo", "language/rope", SMOLLM2)},
+    "explorer/reversal/repo": partial(explorer, subject="reversal/repo", edited=(0, 2)),
+    f"explorer/{SMOLLM2}/512": partial(explorer, subject=SMOLLM2, edited=(5, 28), tokens=512),
+    f"explorer/{SMOLLM2}/4096": partial(explorer, subject=SMOLLM2, edited=(5, 28), tokens=4096),
     f"long/{SMOLLM2}": partial(model, subject=SMOLLM2, tokens=16384),
     f"long/{OLMO2}": partial(model, subject=OLMO2, tokens=16384, dtype="bfloat16"),
 }
