@@ -208,7 +208,12 @@ def explorer(given: Namespace, subject: str, edited: Sequence[int], tokens: int 
     for layer in edited:
         edit = {"kind": "frozen", "layer": layer}
         spent = cost(lambda edit=edit: view(edits=[{**edit, "value": float(next(values))}]), 3)
-        yield {"what": f"edit in layer {layer}", "beside": FORWARD, **spent, "note": f"{layers - layer} of {layers} layers run again"}
+        yield {
+            "what": f"edit in layer {layer}",
+            "beside": FORWARD,
+            **spent,
+            "note": f"{layers - layer} of {layers} layers run again",
+        }
 
 
 def _measures() -> list[Any]:

@@ -65,7 +65,7 @@ def atlas(run: xr.DataTree) -> HeadTable:
     table = pd.DataFrame({name: values.stack(row=_HEAD).to_series() for name, values in columns.items()})
     table = table.loc[:, table.notna().any()]  # of a label that no head has a number for
     table = HeadTable(table.rename_axis(list(_HEAD)).reset_index())
-    table.attrs = provenance(run)
+    table.attrs.update(provenance(run))
     return table
 
 

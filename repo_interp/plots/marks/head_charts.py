@@ -24,7 +24,7 @@ MOST_IMAGE = 6_000_000
 """Bytes of all the images of a chart in the page."""
 MOST_ROWS = 1_600_000
 """Bytes of the rows of attention of a prompt in the page."""
-MOST_OTHER_ROWS = 1_000_000
+MOST_OTHER_ROWS = 1_200_000
 """Characters of the rows of all prompts but the first in the page."""
 FEWEST_RANKS = 4
 """Strongest keys of a row of attention in the page, at least."""

@@ -357,8 +357,12 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         return
     places = [(int(layer), int(head)) for layer in mass["layer"].values for head in mass["head"].values]
     heads = sorted({places[number] for number in best[found]})
-    strongest = int(np.flatnonzero(known)[int(most.argmax())])
-    layer, head = places[int(best[int(most.argmax())])]
+    prompts = mass["prompt"].values[known]
+    with_rows = np.isin(prompts, group(run, "attention_rows")["prompt"].values) if _has_rows(run) else np.full(len(prompts), True)
+    strongest = int(
+        np.where(with_rows | ~with_rows.any(), most, -1.0).argmax()
+    )  # of those in which a reader sees where heads look
+    layer, head = places[int(best[strongest])]
     least, largest = percent(most[found].min()), percent(most[found].max())
     given = f"{least} to {largest} of its attention in {found.sum()} of {known.sum()} prompts"
     sentence = f"{heads_named(heads)} gives the needle {given}"
@@ -368,7 +372,11 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     evidence = (
         f"attention_mass.mass of each prompt's largest head; largest mean over prompts {mean}, equal weights {percent(chance)}"
     )
-    yield Finding(sentence, evidence, 0.92, "attention_mass", layer, head, int(mass["prompt"].values[strongest]))
+    yield Finding(sentence, evidence, 0.92, "attention_mass", layer, head, int(prompts[strongest]))
+
+
+def _has_rows(run: xr.DataTree) -> bool:
+    return has_groups(run, ["attention_rows"]) and "prompt_weight" in group(run, "attention_rows")
 
 
 VIEW = View(
