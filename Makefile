@@ -52,6 +52,9 @@ pretrained: env
 		$(BIN)/repo-interp figures position-generalization --no-zoo --checkpoint smollm2-135m=smollm2-135m \
 			--set corpus=installed-$$text --out figures/smollm2-135m/$$text --cache figures/.cache --overwrite || exit 1; \
 	done
+	$(BIN)/repo-interp fetch gemma3-270m
+	$(BIN)/repo-interp figures position-generalization --no-zoo --checkpoint gemma3-270m=gemma3-270m --set corpus=installed-prose --fast \
+		--out figures/gemma3-270m/prose --cache figures/.cache --overwrite
 	$(BIN)/repo-interp figures position-generalization --no-zoo --checkpoint smollm2-135m=smollm2-135m --experiment extrapolation \
 		--set length=0 --set reach=2 --set longer=8 --set sequences=2 --set batch_size=1 \
 		--out figures/smollm2-135m/long-code --cache figures/.cache --overwrite
