@@ -1,7 +1,8 @@
 """What is analysed where nobody says it: prompts, experiments. `request.default_measures` has the measures.
 
     prompts        those of the task that the checkpoint was trained on, else one short text
-    experiments    the atlas of heads, quickly, where every layer's positions are the token index, or none
+    experiments    the atlas of heads, quickly, where every layer's positions are the token index, or none; elsewhere the effects of
+                   changed positions and the atlas, where their passes are few: tokens times parameters at most QUICK
 
 Brings together tasks, experiments and where a model came from; knows nothing about commands.
 """
@@ -9,6 +10,7 @@ Brings together tasks, experiments and where a model came from; knows nothing ab
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from torch import nn
 
@@ -16,8 +18,9 @@ from repo_interp.analysis.trained_task import trained_task
 from repo_interp.errors import InputError, warn
 from repo_interp.experiments.atlas import Atlas
 from repo_interp.experiments.catalogue import planned
+from repo_interp.experiments.effects import Effects
 from repo_interp.experiments.experiment import Experiment
-from repo_interp.models.bridge import tokenizer_of
+from repo_interp.models.bridge import model_of, tokenizer_of
 from repo_interp.models.provenance import length_trained, loaded_from
 from repo_interp.models.reposition import layout
 from repo_interp.positions.layouts import FIXED, NO_ATTENTION
@@ -27,6 +30,9 @@ from repo_interp.tasks.task import Task
 
 COUNT = 20
 """Prompts of a task."""
+
+QUICK = 2e11
+"""Tokens times parameters of an experiment that is made unasked: about half a minute on one core."""
 
 
 def default_prompts(bridge: nn.Module) -> tuple[list[Prompt], Task | None]:
@@ -47,13 +53,22 @@ def default_prompts(bridge: nn.Module) -> tuple[list[Prompt], Task | None]:
 
 
 def default_experiments(bridge: nn.Module, prompts: Sequence[Prompt], task: Task | None) -> list[Experiment]:
-    """The atlas, where no layer learns positions or counts gates: then it is what heads do that tells most; none where it cannot work."""
-    if not set(layout(bridge)) <= {*FIXED, NO_ATTENTION}:
-        return []
-    quick = Atlas(sequences=2, twins=2)
-    try:
-        planned(bridge, prompts, [quick], task)
-    except InputError as error:
-        warn(f"without the atlas: {error}")
-        return []
-    return [quick]
+    """The atlas, where no layer learns positions or counts gates: then what heads do tells most. Else what is quick of effects and atlas.
+
+    An experiment that cannot work on the model or its prompts is left out.
+    """
+    atlas = Atlas(sequences=2, twins=2)
+    if set(layout(bridge)) <= {*FIXED, NO_ATTENTION}:
+        try:
+            planned(bridge, prompts, [atlas], task)
+        except InputError as error:
+            warn(f"without the atlas: {error}")
+            return []
+        return [atlas]
+    parameters = sum(parameter.numel() for parameter in model_of(bridge).parameters())
+    quick: list[Experiment] = []
+    for experiment in (Effects(), atlas):
+        with suppress(InputError):
+            (plan,) = planned(bridge, prompts, [experiment], task)
+            quick += [experiment] if parameters * sum(plan.passes) <= QUICK else []
+    return quick

@@ -214,7 +214,7 @@ def _section(view: View, run: xr.DataTree, options: PageOptions, pictures: Seque
 
 def _facts(run: xr.DataTree, sections: Sequence[Section]) -> list[tuple[str, str]]:
     """The facts below the title: a label and a text each."""
-    facts = {"layout": "layout", "training_length": "trained on (tokens)", "dtype": "dtype", "prompts": "prompts"}
+    facts = {"layout": "layout", "training_length": "context in training (tokens)", "dtype": "dtype", "prompts": "prompts"}
     given = [(label, run.attrs[name]) for name, label in facts.items() if name in run.attrs]
     given = [(label, _stretches(value) if label == "layout" else value) for label, value in given]
     shown = {section.group for section in sections}

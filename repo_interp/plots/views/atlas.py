@@ -318,7 +318,7 @@ _FOUND = {
     "retrieval": (
         "retrieval",
         0.9,
-        "Retrieval heads: {heads}. {best} looks most at the needle's token for {share} of the answer",
+        "Retrieval heads: {heads}. {best} looks most at the source of the next token for {share} of the answer",
     ),
     "induction": (
         "induction",
@@ -350,7 +350,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         row, column = np.unravel_index(int(values.argmax()), values.shape)
         layer, head, best = int(layers[row]), int(heads[column]), float(values[row, column])
         named = [(int(layers[i]), int(heads[j])) for i, j in np.argwhere(has)]
-        many = heads_named(named) if len(named) <= 6 else f"{len(named)} heads"
+        many = heads_named(named, 8) if len(named) <= 8 else f"{len(named)} heads"
         words = {"heads": many, "best": f"L{layer} H{head}", "score": best, "share": percent(best), "first": min(named)[0]}
         null = float(atlas["null"].sel(label=label).max())
         evidence = (

@@ -367,10 +367,10 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     given = f"{least} to {largest} of its attention in {found.sum()} of {known.sum()} prompts"
     sentence = f"{heads_named(heads)} gives the needle {given}"
     if len(heads) > 1:
-        sentence = f"{heads_named(heads)} share the needle, one of them per prompt, which gives it {given}"
+        sentence = f"{heads_named(heads)} find the needle, in each prompt one of them, which gives it {given}"
     mean = percent(float(np.nanmean(by_prompt, 0).max()))
     evidence = (
-        f"attention_mass.mass of each prompt's largest head; largest mean over prompts {mean}, equal weights {percent(chance)}"
+        f"attention_mass.mass of each prompt's largest head; averaged over prompts no head gives more than {mean}, equal weights give {percent(chance)}"
     )
     yield Finding(sentence, evidence, 0.92, "attention_mass", layer, head, int(prompts[strongest]))
 

@@ -255,8 +255,8 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     row, column = np.unravel_index(int(np.nanargmax(hybrid.values)), hybrid.shape)
     layer, head = int(hybrid["layer"][row]), int(hybrid["head"][column])
     sentence = (
-        f"Learned positions do not count tokens: {percent(mean['hybrid'])} of their chunks are hybrid, {percent(mean['constant'])} "
-        f"constant, {percent(mean['mono'])} monotonic"
+        f"Learned positions do not count tokens: in {percent(mean['mono'])} of chunks of the text they only rise or only fall, in "
+        f"{percent(mean['constant'])} they stay constant, in {percent(mean['hybrid'])} they do neither (hybrid)"
     )
     evidence = "patterns.pattern_share, mean over layers that learn positions; the token index is 100 % monotonic"
     yield Finding(sentence, evidence, 0.45, "patterns", layer, head)

@@ -39,7 +39,7 @@ def test_heads_that_share_the_needle_are_named_although_every_mean_is_low():
     for prompt, head in enumerate((0, 1, 0, 1)):
         taken[prompt, 1, head] = 0.9
     (finding,) = found(mass(taken), "attention_mass")
-    assert finding.sentence.startswith("L1 H0-H1 share the needle, one of them per prompt, which gives it 90 % to 90 %")
+    assert finding.sentence.startswith("L1 H0-H1 find the needle, in each prompt one of them, which gives it 90 % to 90 %")
     assert "largest mean over prompts 46 %, equal weights 2 %" in finding.evidence
     assert (finding.layer, finding.prompt) == (1, 0) and finding.place == "L1 H0, prompt 0"
 

@@ -77,6 +77,12 @@ export function headMap(place, { layers, heads, open, changed }) {
     tiles.push({ tile, layer, head, pair, values: undefined, outline: null });
   }
 
+  // Scrolls the map, not the page, to a tile that is not seen.
+  function intoView(tile) {
+    const frame = part.grid.parentElement, own = tile.getBoundingClientRect(), seen = frame.getBoundingClientRect();
+    if (own.top < seen.top || own.bottom > seen.bottom) frame.scrollTop += own.top - seen.top - seen.height / 2;
+  }
+
   // Arrow keys move to the nearest tile in that direction.
   function keys(event) {
     const steps = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
@@ -158,6 +164,7 @@ export function headMap(place, { layers, heads, open, changed }) {
     const first = part.grid.querySelector('.tile[aria-pressed="true"]') || part.grid.querySelector(".tile");
     if (first) first.tabIndex = 0;
     if (focus && part.grid.contains(focus)) focus.focus();
+    if (first) intoView(first);
     part.counted.textContent = matched.length + " of " + tiles.length + " heads";
     part.hint.textContent = (map ? "Colour and number of a head: " + map.title + mean + ". " : "This run has no score of heads. ") + (outlines ? "Drawn: positions over the chosen prompt, each on its own scale. " : "") + "A click shows the head, Shift-click several.";
     part.scale.hidden = !map;

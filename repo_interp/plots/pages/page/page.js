@@ -82,19 +82,22 @@ import { MAP, headMap } from "./map.js";
     return page;
   }
 
-  // What is chosen on one side is chosen on the others. A side that follows says nothing new: else two sides may swap for ever.
-  async function link(linked) {
-    const following = new Map(linked.map((one) => [one, 0]));
-    const follow = async (one, wanted) => {
-      following.set(one, following.get(one) + 1);
-      try { await one.follow(wanted); } finally { following.set(one, following.get(one) - 1); }
+  // What is chosen on one side is chosen on the others. Sides follow in turn, to what is chosen when their turn comes; a side that
+  // follows says nothing new: else two sides may swap for ever.
+  function link(linked) {
+    const turns = new Map(linked.map((one) => [one, { waiting: 0, last: Promise.resolve() }]));
+    const follow = (one, leader) => {
+      const turn = turns.get(one);
+      turn.waiting += 1;
+      turn.last = turn.last.then(() => one.follow(leader.chosen())).finally(() => { turn.waiting -= 1; });
+      return turn.last;
     };
-    for (const other of linked.slice(1)) await follow(other, linked[0].chosen());
     for (const one of linked) {
       one.events.addEventListener("chosen", () => {
-        if (!following.get(one)) linked.filter((other) => other !== one).forEach((other) => follow(other, one.chosen()));
+        if (!turns.get(one).waiting) linked.filter((other) => other !== one).forEach((other) => follow(other, one));
       });
     }
+    return Promise.all(linked.slice(1).map((other) => follow(other, linked[0])));
   }
 
   // A run without prompts to look at: a click in a map of heads chooses the head that charts follow.
