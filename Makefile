@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: env analyze test lint types format bench fuzz trust figures pretrained larger docs notebooks zoo clean
+.PHONY: env analyze test lint types format bench fuzz trust figures pretrained larger docs pictures notebooks zoo clean
 .DEFAULT_GOAL := analyze
 
 env: $(VENV)/.installed
@@ -33,11 +33,9 @@ format: env
 types: env
 	$(BIN)/pyright
 
-# The papers' figures and the table of claims, and the first look, from the checkpoints that come with the package. Interrupted, the next
+# The papers' figures and the table of claims, from the checkpoints that come with the package. Interrupted, the next
 # time goes on: what was measured is kept in figures/.cache.
 figures: env
-	$(BIN)/repo-interp analyze reversal/repo --length 12 --count 20 --formats png,svg,pdf --out runs/mirror --overwrite
-	cp runs/mirror/figures/positions_of_all_heads.png figures/first/
 	$(BIN)/repo-interp figures all --out figures --overwrite
 
 # SmolLM2-135M beside the zoo: HoPE's claims on random tokens, Position Generalization's on code and on prose; and the adapters that come
@@ -91,6 +89,10 @@ notebooks: env
 # The command page and the tables of docs/, from the code.
 docs: env
 	$(BIN)/python docs/make.py
+
+# The first pictures of the README, from the explorer in Chromium.
+pictures: env
+	$(BIN)/python docs/explorer_pictures.py
 
 # Every checkpoint that comes with the packages, trained again by the plan: hours. Interrupted, the next time goes on.
 zoo: env

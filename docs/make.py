@@ -38,6 +38,7 @@ EXAMPLES = {
     ),
     "explore": (
         "repo-interp explore reversal/repo                              # opens with one suggested edit: click it, then Undo",
+        "repo-interp explore reversal/repo --against reversal/rope      # two checkpoints over the same texts",
         "repo-interp explore runs/mine                                  # the prompts and the atlas of a run",
     ),
     "inspect": ("repo-interp inspect niah/repo",),

@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompts", metavar="FILE", help="prompts.jsonl, or plain text (default: prompts of the task it was trained on)"
     )
+    parser.add_argument("--against", metavar="CHECKPOINT", help="another checkpoint, to compare with over the same texts")
     parser.add_argument("--port", type=_port, metavar="N", help=f"port on this machine (default: {PORT}, or one that is free)")
     parser.add_argument("--no-browser", action="store_true", help="print the address and open no browser")
     add_device(parser)
@@ -80,7 +81,7 @@ def _listening(listening: Any, port: int | None) -> Any:
 
 def _explored(arguments: argparse.Namespace) -> Any:
     """What is explored. Raises InputError where the checkpoint, the run or the prompts cannot be read, or do not belong together."""
-    from repo_interp.explorer.messages import Explored, prompts_of
+    from repo_interp.explorer.messages import Explored, over_the_same_texts, prompts_of
     from repo_interp.models.load import load
     from repo_interp.models.provenance import loaded_from
     from repo_interp.run import read_run
@@ -107,7 +108,10 @@ def _explored(arguments: argparse.Namespace) -> Any:
         prompts = read_prompts(arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.cfg.d_vocab)
     else:
         prompts = _own_prompts(bridge, path) if measured is None else prompts_of(measured)
-    return Explored(bridge, prompts, named, measured)
+    explored = Explored(bridge, prompts, named, measured)
+    if arguments.against is None:
+        return explored
+    return over_the_same_texts(explored, load(find(arguments.against), **placed(arguments)), arguments.against)
 
 
 def _own_prompts(bridge: Any, path: str) -> list[Any]:

@@ -3,6 +3,7 @@
     edits      one change of positions: where and what, as data that a page may send
     passes     forward passes under edits; what lies before the first edited layer is not computed again
     session    one prompt and its edits: `look`, `changed`, `continuation`, `suggest`, `as_python`
+    steps      long work, one step at a time
     messages   what a page may ask, checked, and the answers as JSON
     server     answers over HTTP on this machine, for `repo-interp explore`
     widget     answers in a notebook, for `ri.explore`
@@ -23,14 +24,16 @@ if TYPE_CHECKING:
 __all__ = ["Edit", "Session", "explore"]
 
 
-def explore(bridge: Any, prompts: Any) -> ExplorerWidget:
+def explore(bridge: Any, prompts: Any, against: Any = None) -> ExplorerWidget:
     """The explorer of a bridge in a notebook: change positions of tokens, and see attention, the answer and the continuation follow.
 
         ri.explore(bridge, ri.prompt("The first man on the moon was Neil Armstrong.", bridge, generated=-2))
 
-    `prompts`: one or several, in any form that `ri.analyze` takes. Raises InputError for what is none, and without anywidget.
+    `prompts`: one or several, in any form that `ri.analyze` takes. `against`: another bridge, to compare with over the same texts. Raises
+    InputError for what is no prompt, for a bridge that cannot read the texts, and without anywidget.
     """
-    from repo_interp.explorer.messages import Explored
+    from repo_interp.explorer.messages import Explored, over_the_same_texts
     from repo_interp.explorer.widget import ExplorerWidget
 
-    return ExplorerWidget(Explored(bridge, prompts))
+    explored = Explored(bridge, prompts)
+    return ExplorerWidget(explored if against is None else over_the_same_texts(explored, against))

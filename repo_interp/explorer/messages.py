@@ -1,12 +1,12 @@
 """What a page may ask, held to types and ranges, and the answers as JSON: the same over HTTP and in a notebook.
 
-    {"ask": "open"}                                   the model, its heads, how many prompts there are, the atlas of a run
+    {"ask": "open", "model": 0}                       the model, its heads, how many prompts there are, the atlas of a run
     {"ask": "prompt", "prompt": 0}                    tokens, spans, the map of heads, and which head and token to begin with
     {"ask": "view", "heads": [[2, 0]], "token": 17, "edits": [...], ...}     `Session.look`, or with edits that are on `Session.changed`
     {"ask": "continue", ...}  {"ask": "suggest", ...}                        events, one after the other
     {"ask": "python", ...}  {"ask": "csv", ...}  {"ask": "netcdf", ...}      the cell, and the numbers of the view as files
 
-A prompt is a number of those that were given, or a text. A message names no file and holds no code; what does not fit is an InputError.
+A model is a number of those that are compared. A prompt is a number of those that were given, or a text. A message names no file and holds no code; what does not fit is an InputError.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from __future__ import annotations
 import base64
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from typing import Annotated, Any, Literal
 
 import matplotlib as mpl
@@ -32,6 +33,7 @@ from repo_interp.errors import InputError
 from repo_interp.explorer.edits import Edit, Index, as_tuple
 from repo_interp.explorer.passes import Passes
 from repo_interp.explorer.session import LOOKS, NEXT, Session
+from repo_interp.explorer.steps import Steps
 from repo_interp.models.bridge import tokenizer_of
 from repo_interp.models.interventions.replacing import heads_with_positions
 from repo_interp.models.provenance import loaded_from
@@ -43,7 +45,7 @@ from repo_interp.plots.marks.reading import described_prompts, ordered_spans, pr
 from repo_interp.plots.style import scheme_colour, scheme_name, span_colours
 from repo_interp.records import modelled
 from repo_interp.run import require_run
-from repo_interp.tasks import Prompt
+from repo_interp.tasks import Prompt, prompt_from_text
 from repo_interp.tasks.prompt import GENERATED, REST, main_span
 
 MOST_TOKENS = 8192
@@ -65,6 +67,8 @@ class Asked(BaseModel):
     ask: Literal["open", "prompt", "view", "continue", "suggest", "python", "csv", "netcdf"]
     tab: Annotated[str, Len(0, 64)] = ""
     """Which page asks: its newer view ends its older one."""
+    model: Index = 0
+    """0, or the place of one that the explored model is compared with."""
     prompt: Index = 0
     text: Annotated[str, Len(0, MOST_TEXT)] | None = None
     """Read in place of a numbered prompt."""
@@ -81,17 +85,27 @@ class Asked(BaseModel):
 class Explored:
     """A bridge and its prompts, as a page explores them. One answer is made at a time; whoever calls sees to that."""
 
-    def __init__(self, bridge: nn.Module, prompts: Any, name: str = "", run: xr.DataTree | None = None) -> None:
-        """`name`: what `ri.load` is given; `run`: whose atlas is shown."""
-        self.bridge, self.name = bridge, name
+    def __init__(
+        self, bridge: nn.Module, prompts: Any, name: str = "", run: xr.DataTree | None = None, others: Sequence[Explored] = ()
+    ) -> None:
+        """`name`: what `ri.load` is given; `run`: whose atlas is shown; `others`: what it is compared with, over the same texts."""
+        self.bridge, self.name, self.others = bridge, name, others
         self.prompts = as_prompts(prompts, bridge)
         if not self.prompts:
             raise InputError("there are no prompts to explore; give one, or a text")
         self.run = run
         self._passes: OrderedDict[Any, tuple[Prompt, Passes]] = OrderedDict()
 
+    @property
+    def title(self) -> str:
+        """What a page calls the model."""
+        origin = loaded_from(self.bridge)
+        return self.name or ("a model" if origin is None else origin.name)
+
     def answer(self, asked: Asked, check: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """The answer to a message that has one. Raises InputError for what does not fit the model or the prompt."""
+        if asked.model:
+            return self._other(asked).answer(asked.model_copy(update={"model": 0}), check)
         answers = {"open": self._open, "prompt": self._prompt, "view": self._view, "python": self._python}
         if asked.ask in ("csv", "netcdf"):
             return self._file(asked, check)
@@ -101,9 +115,14 @@ class Explored:
 
     def events(self, asked: Asked, check: Callable[[], None] = lambda: None) -> Iterator[dict[str, Any]]:
         """The events of "continue" and "suggest"."""
+        if asked.model:
+            yield from self._other(asked).events(asked.model_copy(update={"model": 0}), check)
+            return
         session = self.session(asked, check)
         if asked.ask == "suggest":
-            suggested = session.suggest()
+            with closing(Steps(session.suggest)) as steps:
+                yield from ({"done": done, "total": total} for done, total in steps)
+            suggested = steps.result
             yield {
                 "suggested": [
                     {"edit": edit.model_dump(mode="json", exclude_defaults=True), "sentence": edit.sentence(), "effect": effect}
@@ -118,6 +137,11 @@ class Explored:
                 if (token := next(streams[state], None)) is not None:
                     right = token == given[number] if given else None
                     yield {"state": state, "token": token, "text": self._text(session.prompt, token), "right": right}
+
+    def _other(self, asked: Asked) -> Explored:
+        if asked.model > len(self.others):
+            raise InputError(f"there is no model {asked.model}; models are 0 to {len(self.others)}")
+        return self.others[asked.model - 1]
 
     def session(self, asked: Asked, check: Callable[[], None] = lambda: None) -> Session:
         """The session that `asked` describes, with the passes of earlier ones over the same prompt."""
@@ -156,9 +180,10 @@ class Explored:
                 "columns": list(frame.columns),
                 "rows": [[_plain(cell) for cell in row] for row in frame.itertuples(index=False)],
             }
-        schemes, origin = layout(self.bridge), loaded_from(self.bridge)
+        schemes = layout(self.bridge)
         return {
-            "checkpoint": self.name or (origin.name if origin is not None else ""),
+            "checkpoint": self.title,
+            "models": [self.title, *(other.title for other in self.others)],
             "layers": [
                 {
                     "layer": each.layer_idx,
@@ -249,6 +274,29 @@ class Explored:
             return prompt.token_text[prompt.tokens.index(token)]
         tokenizer = tokenizer_of(self.bridge)
         return f"⟨{token}⟩" if tokenizer is None else str(tokenizer.decode([token]))
+
+
+def over_the_same_texts(explored: Explored, bridge: nn.Module, name: str = "") -> Explored:
+    """`explored`, compared with `bridge`: the same tokens where both have one vocabulary, else the same texts in the tokens of each.
+
+    Raises InputError where the two can have neither in common.
+    """
+    reads, other = tokenizer_of(explored.bridge), tokenizer_of(bridge)
+    sizes = [int(next(attentions(each)).config.vocab_size) for each in (explored.bridge, bridge)]
+    if (reads is None) != (other is None) or (reads is None and sizes[0] != sizes[1]):
+        raise InputError("the two checkpoints have no tokens and no texts in common; compare those of one tokenizer, or two that read text")
+    prompts = explored.prompts
+    if reads is not None and other is not None and reads.get_vocab() != other.get_vocab():
+        prompts = [_in_other_tokens(prompt, reads, other) for prompt in prompts]
+    others = (*explored.others, Explored(bridge, prompts, name))
+    return Explored(explored.bridge, explored.prompts, explored.name, explored.run, others)
+
+
+def _in_other_tokens(prompt: Prompt, reads: Any, other: Any) -> Prompt:
+    """`prompt` with the tokens of another tokenizer, with spans where it was made from text."""
+    if prompt.text is None or prompt.characters is None:
+        return prompt_from_text(reads.decode(prompt.tokens, skip_special_tokens=True), {}, other)
+    return prompt_from_text(prompt.text, prompt.characters, other)
 
 
 def message(value: Any) -> Asked:

@@ -27,13 +27,14 @@ try:
 except ImportError:
     raise InputError("anywidget is not installed, and ri.explore needs it; pip install 'repo-interp[widget]'") from None
 
-MODULES = ("dom.js", "charts.js", "map.js", "table.js", "explorer.js", "sources.js")
+MODULES = ("dom.js", "charts.js", "map.js", "table.js", "explorer.js", "link.js", "sides.js", "sources.js")
 """In the order of their imports."""
 MOST_STREAMS = 4
 
 
 def _text(name: str) -> str:
-    return (files("repo_interp.explorer") / "page" / name).read_text(encoding="utf-8") if name == "sources.js" else packaged(name)
+    own = files("repo_interp.explorer") / "page" / name
+    return own.read_text(encoding="utf-8") if own.is_file() else packaged(name)
 
 
 _LOADER = """
@@ -48,7 +49,7 @@ function modules() {
     for (const [other, place] of Object.entries(places)) named = named.replaceAll('"./' + other + '"', JSON.stringify(place));
     places[name] = URL.createObjectURL(new Blob([named], { type: "text/javascript" }));
   }
-  return import(places["sources.js"]).then(async (sources) => ({ ...sources, ...(await import(places["explorer.js"])) }));
+  return import(places["sources.js"]).then(async (sources) => ({ ...sources, ...(await import(places["sides.js"])) }));
 }
 
 async function plotly(source) {
@@ -64,12 +65,12 @@ async function plotly(source) {
 
 export default {
   async render({ model, el }) {
-    const { explore, KernelSource } = await (loaded ||= modules());
-    const source = new KernelSource(model), root = el.appendChild(document.createElement("div"));
+    const { sides, KernelSource } = await (loaded ||= modules());
+    const sources = [new KernelSource(model)], root = el.appendChild(document.createElement("div"));
     root.className = "explorer";
-    await plotly(source);
-    explore(root, source, false);
-    return () => source.close();
+    await plotly(sources[0]);
+    sides(root, (number) => sources[sources.push(new KernelSource(model, number)) - 1], false);
+    return () => sources.forEach((source) => source.close());
   },
 };
 """
@@ -88,6 +89,9 @@ class ExplorerWidget(anywidget.AnyWidget):
         self._streams: OrderedDict[int, Iterator[dict[str, Any]]] = OrderedDict()
         self.on_msg(self._receive)
 
+    def __repr__(self) -> str:
+        return f"<the explorer of {self._explored.title}>"
+
     def _receive(self, widget: Any, content: Any, buffers: Any) -> None:
         given = content if isinstance(content, dict) else {}
         try:
@@ -98,7 +102,7 @@ class ExplorerWidget(anywidget.AnyWidget):
 
     def answer(self, given: Any) -> dict[str, Any]:
         """The answer to what a page sends. Raises InputError for what does not fit."""
-        if given == {"ask": "plotly"}:
+        if given == {"ask": "plotly", "model": 0}:
             from plotly.offline import get_plotlyjs
 
             return {"packed": packed(get_plotlyjs())}

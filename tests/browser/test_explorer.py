@@ -18,6 +18,7 @@ from typing import Any
 import chromium
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 from chromium import Browser, executable
 from families import TINY, tiny
@@ -30,7 +31,7 @@ from repo_interp.cli import _parser
 from repo_interp.cli.explore import _explored
 from repo_interp.experiments.atlas import Atlas
 from repo_interp.explorer import Edit, Session
-from repo_interp.explorer.messages import Explored, message
+from repo_interp.explorer.messages import Explored, message, over_the_same_texts
 from repo_interp.explorer.server import listening, server
 from repo_interp.shipped import zoo_path
 
@@ -295,6 +296,82 @@ def test_what_is_refused_is_said_and_taken_back(page):
     assert "scaled needs value" in texts(page, ".refused")[0]
     edit(page, "layer:2", "", "scaled", 2)
     assert page.run("document.querySelector('.refused').hidden") and texts(page, ".edits label") == [" layer 2: times 2"]
+
+
+SIDES = "[...document.querySelectorAll('.explorer')]"
+
+
+def beside(browser: Browser, choice: str) -> None:
+    control = "[...document.querySelectorAll('label')].find((one) => one.textContent.startsWith('Compare with')).control"
+    browser.run(f"Object.assign({control}, {{value: {json.dumps(choice)}}}).dispatchEvent(new Event('change'))")
+    browser.wait(f"{SIDES}.length === 2 && 'alive' in {SIDES}[1].dataset")
+
+
+@in_browser
+def test_two_checkpoints_and_two_prompts_are_compared_and_linked(browser, prompts):
+    other, same = ri.load("reversal/repo"), ri.load("reversal/repo")  # one for the server, one for the test itself
+    for one in (other, same):
+        torch.nn.init.zeros_(one.original_model.lm_head.weight)
+    against = over_the_same_texts(Explored(ri.load("reversal/repo"), prompts, "reversal/repo"), other, "blank")
+    browser.size(1280, 900)
+    with serving(against) as one:
+        open_page(browser, one.address)
+        beside(browser, "1")
+        browser.run(f"{SIDES}[1].querySelector('.tile[data-head=\"1.2\"]').click()")
+        heads = f"String({SIDES}.map((one) => one.querySelector('.tile[aria-pressed=true]').dataset.head))"
+        browser.wait(f"{heads} === '1.2,1.2'")
+        browser.run(f"Object.assign({SIDES}[0].querySelector('.token-number'), {{value: 9}}).dispatchEvent(new Event('change'))")
+        tokens = f"String({SIDES}.map((one) => one.querySelector('.token-number').value))"
+        browser.wait(f"{tokens} === '9,9'")
+        titles = browser.run(f"{SIDES}.map((one) => one.querySelector('h1').textContent)")
+        assert titles == ["Explorer: reversal/repo", "Explorer: blank"]
+        shares = [browser.run(f"{SIDES}[{side}].querySelector('[aria-label=\"Next tokens\"] tbody .number').textContent") for side in (0, 1)]
+        blank = Session(same, prompts[0]).look([(1, 2)], 9)["probability"].values[0]
+        assert float(shares[1]) == pytest.approx(100 * float(blank), rel=1e-3) and shares[0] != shares[1]
+        browser.wait(f"{SIDES}[1].querySelector('.suggestions').textContent !== ''")
+        browser.run(f"[...{SIDES}[1].querySelectorAll('button')].find((one) => one.textContent === 'Add edit').click()")
+        browser.wait("JSON.parse(decodeURIComponent(location.hash.slice(1))).against.edits.length === 1")
+        assert state(browser).get("edits") is None  # each side has edits of its own
+        address = browser.run("location.href")
+        leave(browser)
+        open_page(browser, address)
+        browser.wait(f"{SIDES}.length === 2 && {SIDES}[1].querySelectorAll('.edits li').length === 1 && {tokens} === '9,9'")
+        beside(browser, "0")
+        browser.wait(f"{SIDES}[1].querySelector('select').value === '1'")  # the other prompt, over which the same heads are shown
+        browser.run(f"{SIDES}[0].querySelector('.tile[data-head=\"2.3\"]').click()")
+        browser.wait(f"{heads} === '2.3,2.3' && {SIDES}[1].querySelector('select').value === '1'")
+        beside_nothing = "[...document.querySelectorAll('label')].find((one) => one.textContent.startsWith('Compare with')).control"
+        browser.run(f"Object.assign({beside_nothing}, {{value: ''}}).dispatchEvent(new Event('change'))")
+        browser.wait(f"{SIDES}.length === 1")
+        assert "against" not in state(browser) and browser.errors == []
+        leave(browser)
+
+
+def test_models_that_can_have_no_text_in_common_are_refused_and_others_read_the_same_text():
+    reads = ri.bridge(ri.reposition(tiny("llama"), "repo"), tokenizer("byte_level_bpe"))
+    with pytest.raises(ri.InputError, match="no tokens and no texts in common"):
+        over_the_same_texts(Explored(reads, "abc"), ri.bridge(ri.reposition(tiny("llama"), "repo")))
+    prompt = ri.prompt("The cat sat on the mat.", reads, animal="cat")
+    words = ri.bridge(ri.reposition(tiny("llama"), "repo"), tokenizer("metaspace_bpe"))
+    (there,) = over_the_same_texts(Explored(reads, prompt), words).others
+    assert there.prompts[0].text == prompt.text and set(there.prompts[0].spans) == {"animal"}
+    assert there.prompts[0].tokens != prompt.tokens
+
+
+def test_a_suggestion_tells_its_progress_and_leaves_no_hook_between_two_steps(explored, reference, prompts):
+    asked = message({"ask": "suggest", "heads": [[2, 0]]})
+    events, tokens = explored.events(asked), torch.tensor([prompts[0].tokens])
+    first = next(events)
+    with torch.no_grad():
+        assert torch.equal(explored.bridge(tokens), reference(tokens))
+    rest = list(events)
+    steps = [first, *rest[:-1]]
+    assert [step["done"] for step in steps] == list(range(1, 1 + len(steps))) and steps[-1]["done"] == steps[-1]["total"]
+    assert [each["effect"] for each in rest[-1]["suggested"]] == [effect for _, effect in Session(reference, prompts[0]).suggest()]
+    threads, ended = threading.active_count(), explored.events(asked)
+    next(ended)
+    ended.close()
+    assert threading.active_count() == threads
 
 
 HOSTILE = {

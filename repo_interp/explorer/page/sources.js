@@ -1,5 +1,5 @@
 // Where answers come from: the server of `repo-interp explore`, or the kernel of a notebook. Both take the same messages.
-import { explore } from "./explorer.js";
+import { sides } from "./sides.js";
 
 const AGAIN = 1000; // milliseconds between two tries to reach a server that is gone
 
@@ -9,7 +9,9 @@ export class Refused extends Error {
 
 // Asks the server that this page came from. `onLost` and `onFound` are called when it is gone, and when it is back.
 export class HttpSource {
-  constructor() {
+  // `model`: the number of a checkpoint.
+  constructor(model) {
+    this.model = model;
     this.tab = [...crypto.getRandomValues(new Uint8Array(12))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
     this.lost = false;
     this.onLost = this.onFound = () => {};
@@ -48,15 +50,19 @@ export class HttpSource {
 
   async send(message, signal) {
     try {
-      return await fetch("ask", { method: "POST", body: JSON.stringify({ ...message, tab: this.tab }), signal });
+      return await fetch("ask", { method: "POST", body: JSON.stringify({ ...message, model: this.model, tab: this.tab }), signal });
     } catch {
       if (!signal || !signal.aborted) this.lose();
       return null;
     }
   }
 
+  close() {
+    this.closed = true;
+  }
+
   lose() {
-    if (this.lost) return;
+    if (this.lost || this.closed) return;
     this.lost = true;
     this.onLost();
     const again = async () => {
@@ -73,11 +79,12 @@ export class HttpSource {
   }
 }
 
-// Asks the kernel of a notebook by messages of an anywidget `model`. Of a stream each event is asked for, so that it can be stopped.
+let sent = 0; // messages to the kernel; several sources share its answers
+
+// Asks the kernel of a notebook by messages of an anywidget. Of a stream each event is asked for, so that it can be stopped.
 export class KernelSource {
-  constructor(model) {
-    this.model = model;
-    this.number = 0;
+  constructor(widget, model = 0) {
+    Object.assign(this, { widget, model });
     this.waiting = new Map();
     this.newest = null;
     this.onLost = this.onFound = () => {};
@@ -86,35 +93,35 @@ export class KernelSource {
       this.waiting.delete(number);
       if (resolve) resolve(answer);
     };
-    model.on("msg:custom", this.receive);
+    widget.on("msg:custom", this.receive);
   }
 
   send(message) {
-    const number = ++this.number;
+    const number = ++sent;
     return new Promise((resolve) => {
       this.waiting.set(number, resolve);
-      this.model.send({ number, message });
+      this.widget.send({ number, message });
     });
   }
 
   async ask(message) {
     const mine = message.ask === "view" ? (this.newest = {}) : null;
-    const answer = await this.send(message);
+    const answer = await this.send({ ...message, model: this.model });
     if (mine && this.newest !== mine) return null;
     if (answer.refused) throw new Refused(answer.refused);
     return answer;
   }
 
   async events(message, take, signal) {
-    for (let answer = await this.send(message); !answer.done && !signal.aborted; answer = await this.send({ more: answer.stream })) {
+    for (let answer = await this.send({ ...message, model: this.model }); !answer.done && !signal.aborted; answer = await this.send({ more: answer.stream })) {
       if (answer.refused) throw new Refused(answer.refused);
       take(answer.event);
     }
   }
 
   close() {
-    this.model.off("msg:custom", this.receive);
+    this.widget.off("msg:custom", this.receive);
   }
 }
 
-if (document.body && document.body.dataset.explorer === "http") explore(document.getElementById("explorer"), new HttpSource());
+if (document.body && document.body.dataset.explorer === "http") sides(document.getElementById("explorer"), (model) => new HttpSource(model));

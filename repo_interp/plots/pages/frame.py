@@ -28,7 +28,7 @@ PAGE_PIXELS = 132
 """Pixels of the page per inch of a figure."""
 LONG_DATA = 100_000
 """Characters of a section's JSON above which the page holds it compressed."""
-MODULES = ("dom.js", "charts.js", "map.js", "table.js", "stored.js", "head_charts.js", "explorer.js", "page.js")
+MODULES = ("dom.js", "charts.js", "map.js", "table.js", "stored.js", "head_charts.js", "explorer.js", "link.js", "page.js")
 """The modules of a page, each after those that it imports."""
 LONG_TABLE = 24
 """Rows above which a reader may fold a table away."""

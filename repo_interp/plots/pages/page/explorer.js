@@ -21,18 +21,20 @@ const KINDS = {
   shifted: { says: "shifted", field: "value", label: "by (positions)" },
 };
 const RANGES = { own: "each head its own", global: "the same for all", focused: "without what lies far outside" };
-const EMPTY = { prompt: 0, text: null, heads: [], token: null, selection: null, answer: [], edits: [], heat: "clean", range: "own", view: null, sink: false, ...MAP };
+const EMPTY = { prompt: 0, text: null, heads: [], token: null, selection: null, answer: [], edits: [], heat: "clean", range: "own", view: null, sink: false, against: null, ...MAP };
 
-// `addressed`: whether the state is in the address; `drawn` is called with the state when it was drawn. Returns how others change the state.
-export function explore(root, source, addressed = true, drawn = () => {}) {
-  let model, prompt, view, state = { ...EMPTY };
+// `addressed`: whether the state is in the address; `first`: what is chosen when it opens; `compare` shows what stands at the side. Returns
+// how others change the state, and `events`: "drawn" after each drawing, "chosen" where `chosen()` is new.
+export function explore(root, source, { addressed = true, first = {}, compare = null }) {
+  let model, prompt, view, state = { ...EMPTY }, told = null;
+  const events = new EventTarget();
   let past = [], future = [], stop = null, asking = 0;
   const part = {}, needs = [];
 
   // ---- the frame ------------------------------------------------------------------------------------------------------
 
   function frame() {
-    const model = (control) => { needs.push(control); return control; }; // what a source without a model does not answer
+    const live = (control) => { needs.push(control); return control; }; // what a source without a model does not answer
     const plot = (name, properties = {}) => (part[name] = el("div", { className: "plot", ...properties }));
     const saved = (name) => el("span", { className: "saves" }, ...["svg", "png"].map((format) => button(format.toUpperCase(), () => save(part[name], format, name), { className: "small", "aria-label": "Save " + name + " as " + format.toUpperCase() })));
     const section = (title, ...children) => el("section", { "aria-label": title }, el("h2", { textContent: title }), ...children);
@@ -41,6 +43,7 @@ export function explore(root, source, addressed = true, drawn = () => {}) {
     part.title = el("h1", { textContent: "Explorer" });
     part.busy = el("output", { className: "busy", "aria-live": "polite" });
     part.prompts = el("select", { onchange: () => restart({ prompt: Number(part.prompts.value), text: null, heads: state.heads }) });
+    part.against = el("select", { onchange: () => arrange({ against: part.against.value === "" ? null : { model: Number(part.against.value), ...(part.against.value === "0" && { prompt: (state.prompt + 1) % model.prompts.length }) } }) });
     part.own = el("textarea", { rows: 3, spellcheck: false, "aria-label": "Your own text" });
     part.read = button("Read this text", () => restart({ text: part.own.value }));
     part.find = el("input", { type: "search", size: 14, className: "find", onkeydown: (event) => { if (event.key === "Enter") find(event.shiftKey); } });
@@ -80,17 +83,17 @@ export function explore(root, source, addressed = true, drawn = () => {}) {
     part.python = el("pre", { tabIndex: 0, hidden: true });
     root.replaceChildren(
       el("header", {}, part.title, part.busy, part.banner, part.refused, el("div", { className: "controls" },
-        field("Prompt", part.prompts), model(button("Copy as Python", python)), model(button("CSV", () => file("csv"))), model(button("netCDF", () => file("netcdf"))), part.told),
-        el("details", {}, el("summary", { textContent: "Your own text" }), model(part.own), model(part.read)), part.python),
+        field("Prompt", part.prompts), (part.compared = field("Compare with", part.against)), live(button("Copy as Python", python)), live(button("CSV", () => file("csv"))), live(button("netCDF", () => file("netcdf"))), part.told),
+        el("details", {}, el("summary", { textContent: "Your own text" }), live(part.own), live(part.read)), part.python),
       el("div", { className: "columns" },
         el("div", {},
           section("Heads", part.heads, el("div", { className: "controls" }, part.add), part.atlas),
-          section("Edits", part.how, part.suggestions, el("div", { className: "controls" }, model(part.suggest)),
+          section("Edits", part.how, part.suggestions, el("div", { className: "controls" }, live(part.suggest)),
             el("div", { className: "controls", hidden: Boolean(source.how) }, field("Give", part.where), field("for", part.which), field("", part.kind), part.valued, button("Add edit", add), part.undo, part.redo), part.edits),
           section("Answer", part.answered, el("div", { className: "controls" }, button("The selected tokens are the answer", () => update({ answer: range(state.selection) })), button("The prompt's answer", () => update({ answer: [] }))), plot("answer"), saved("answer")),
           section("Next tokens", part.next)),
         el("div", {},
-          section("Prompt", el("div", { className: "controls" }, field("Find", part.find), field("Token", part.token), field("Shade by attention", model(part.heat)), field("Without token 0", part.sink), part.found), part.spans, part.text, part.said, part.looks, part.mass),
+          section("Prompt", el("div", { className: "controls" }, field("Find", part.find), field("Token", part.token), field("Shade by attention", live(part.heat)), field("Without token 0", part.sink), part.found), part.spans, part.text, part.said, part.looks, part.mass),
           section("Continuation", el("div", { className: "controls" }, button("Continue", go), button("Stop", () => stop && stop.abort()), el("label", {}, part.goes, " after every change")), part.clean, part.changed),
           section("Positions", el("div", { className: "controls" }, field("Vertical range", part.range), button("Whole prompt", () => arrange({ view: null }))),
             el("p", { className: "hint", textContent: (source.how ? "Click a point to choose its token, drag to zoom. " : "Drag a point to give its token another position. ") + "With the chart focused: ← → choose the token" + (source.how ? "." : ", ↑ ↓ move it.") }), part.strip, plot("positions", { tabIndex: 0, role: "application", "aria-label": "Positions of the chosen heads", onkeydown: keys }), part.seen, saved("positions")),
@@ -172,7 +175,31 @@ export function explore(root, source, addressed = true, drawn = () => {}) {
 
   function kept() {
     if (addressed) history.replaceState(null, "", "#" + encodeURIComponent(JSON.stringify(Object.fromEntries(Object.entries(state).filter(([name, value]) => !same(value, EMPTY[name]))))));
-    drawn({ ...state, number: model.numbers ? model.numbers[state.prompt] : state.prompt, count: prompt.tokens.length });
+    if (compare) compare(state.against);
+    events.dispatchEvent(new Event("drawn"));
+    const now = chosen();
+    if (same(now, told)) return;
+    told = now;
+    events.dispatchEvent(new Event("chosen"));
+  }
+
+  // What others may follow; a prompt is named by its number in the run.
+  function chosen() {
+    const { heads, text, token, view } = state;
+    return { layer: heads[0][0], head: heads[0][1], heads, prompt: model.numbers ? model.numbers[state.prompt] : state.prompt, text, token, count: prompt.tokens.length, view };
+  }
+
+  // Show what is chosen elsewhere, as far as this source has it.
+  async function follow(wanted) {
+    const heads = wanted.heads || (wanted.layer === undefined ? state.heads : [[wanted.layer, wanted.head]]);
+    const known = heads.filter(([layer, head]) => model.layers.some((one) => one.layer === layer && model.heads.slice(0, one.heads).includes(head)));
+    const place = wanted.prompt === undefined ? state.prompt : model.numbers ? model.numbers.indexOf(wanted.prompt) : wanted.prompt, { text = state.text } = wanted;
+    if (text !== state.text || (text === null && place !== state.prompt && place in model.prompts)) await restart({ prompt: Math.max(place, 0), text, heads: state.heads });
+    const changes = {};
+    if (known.length && !same(known, state.heads)) changes.heads = known;
+    if (wanted.token !== undefined && wanted.token !== state.token) changes.token = Math.min(wanted.token, prompt.tokens.length - 1);
+    if (wanted.view !== undefined && !same(wanted.view, state.view)) changes.view = wanted.view;
+    if (Object.keys(changes).length) await update(changes);
   }
 
   function revert(before) {
@@ -182,8 +209,8 @@ export function explore(root, source, addressed = true, drawn = () => {}) {
   }
 
   async function restart(changes) {
-    const { range, sink } = state;
-    const wanted = { ...EMPTY, ...Object.fromEntries(Object.keys(MAP).map((name) => [name, state[name]])), range, sink, ...changes };
+    const { range, sink, against } = state;
+    const wanted = { ...EMPTY, ...Object.fromEntries(Object.keys(MAP).map((name) => [name, state[name]])), range, sink, against, ...changes };
     const before = state;
     state = wanted;
     const answer = await answered("prompt");
@@ -203,8 +230,8 @@ export function explore(root, source, addressed = true, drawn = () => {}) {
     part.clean.replaceChildren();
     part.changed.replaceChildren();
     drawPrompt();
-    const first = await update({});
-    if (!first) return first;
+    const seen = await update({});
+    if (!seen) return seen;
     const heads = model.layers.reduce((sum, layer) => sum + layer.heads, 0);
     if (part.goes.checked && !source.how) go();
     if (!state.edits.length && model.movable.length && heads * prompt.tokens.length <= QUICK) suggest();
@@ -284,16 +311,21 @@ export function explore(root, source, addressed = true, drawn = () => {}) {
 
   async function suggest() {
     part.suggest.disabled = true;
-    const mine = prompt;
-    part.suggestions.replaceChildren(el("p", { className: "hint", textContent: "looking for the positions that the answer needs …" }));
-    const take = ({ suggested }) => {
-      if (mine !== prompt) return;
+    const mine = prompt, ended = new AbortController(), looking = el("span", { textContent: "looking for the positions that the answer needs …" });
+    part.suggestions.replaceChildren(el("p", { className: "hint" }, looking, " ", button("Stop", () => { ended.abort(); part.suggestions.replaceChildren(); }, { className: "small" })));
+    const take = ({ suggested, done, total }) => {
+      if (mine !== prompt) ended.abort();
+      if (ended.signal.aborted) return;
+      if (!suggested) {
+        looking.textContent = "looking for the positions that the answer needs: " + Math.floor((100 * done) / total) + " %";
+        return;
+      }
       part.suggestions.replaceChildren(
         el("p", { className: "hint", textContent: suggested.length ? "The answer loses most by these edits:" : "No single head or layer is needed for this answer." }),
         ...suggested.map(({ edit, sentence, effect }) => button(sentence.replace(/^(.*): the token index$/, "give $1 the token index") + " (" + number(effect) + " nat)", () => update({ edits: [...state.edits, edit] }), { className: "suggested" })));
     };
     try {
-      await source.events(message("suggest"), take, new AbortController().signal);
+      await source.events(message("suggest"), take, ended.signal);
     } catch (error) {
       if (!error.refused) throw error;
       part.suggestions.replaceChildren(el("p", { className: "refused", textContent: error.message }));
@@ -485,6 +517,7 @@ export function explore(root, source, addressed = true, drawn = () => {}) {
 
   function drawAll() {
     drawMap();
+    part.against.value = state.against ? state.against.model : "";
     if (!source.how) {
       drawForm();
       drawAnswer();
@@ -630,9 +663,12 @@ export function explore(root, source, addressed = true, drawn = () => {}) {
     root.querySelector('section[aria-label="Positions"]').hidden = Boolean(model.bare);
     part.title.textContent = source.how ? "" : "Explorer: " + (model.checkpoint || "a model");
     part.own.disabled = part.read.disabled = !model.reads_text;
+    part.compared.hidden = !compare;
+    if (compare) part.against.replaceChildren(option("", "nothing"), ...model.models.map((name, place) => option(place, place ? name : "another prompt")));
     drawAtlas();
     drawField();
-    const given = prompt ? state : (addressed && ofAddress()) || {};
+    const given = prompt ? state : (addressed && ofAddress()) || first;
+    if (given.against && !(given.against.model in model.models)) given.against = null;
     if ((await restart(given)) === false) {
       const said = part.refused.textContent;
       await restart({});
@@ -653,5 +689,5 @@ export function explore(root, source, addressed = true, drawn = () => {}) {
   pointers();
   if (addressed) window.addEventListener("hashchange", () => { const given = ofAddress(); if (given) restart(given); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => view && drawAll());
-  return { update, arrange, restart, choose, state: () => state, ready: begin() };
+  return { arrange, choose, chosen, follow, events, state: () => state, ready: begin() };
 }

@@ -4,6 +4,7 @@
 import { colourOf, config, layout } from "./charts.js";
 import { ink } from "./dom.js";
 import { drawHeadCharts } from "./head_charts.js";
+import { link } from "./link.js";
 import { MAP, headMap } from "./map.js";
 
 (async function () {
@@ -80,24 +81,6 @@ import { MAP, headMap } from "./map.js";
       if (content.maps.length && !page.explores) drawMaps(section.querySelector(".head-maps"), content.maps, page);
     }
     return page;
-  }
-
-  // What is chosen on one side is chosen on the others. Sides follow in turn, to what is chosen when their turn comes; a side that
-  // follows says nothing new: else two sides may swap for ever.
-  function link(linked) {
-    const turns = new Map(linked.map((one) => [one, { waiting: 0, last: Promise.resolve() }]));
-    const follow = (one, leader) => {
-      const turn = turns.get(one);
-      turn.waiting += 1;
-      turn.last = turn.last.then(() => one.follow(leader.chosen())).finally(() => { turn.waiting -= 1; });
-      return turn.last;
-    };
-    for (const one of linked) {
-      one.events.addEventListener("chosen", () => {
-        if (!turns.get(one).waiting) linked.filter((other) => other !== one).forEach((other) => follow(other, one));
-      });
-    }
-    return Promise.all(linked.slice(1).map((other) => follow(other, linked[0])));
   }
 
   // A run without prompts to look at: a click in a map of heads chooses the head that charts follow.

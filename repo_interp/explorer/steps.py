@@ -1,0 +1,63 @@
+"""Long work, one step at a time: a function that tells its progress, as an iterator that stops at each of its calls.
+
+    for done, total in (steps := Steps(work)): ...     `work(progress)` goes on until it calls `progress(done, total)`, and waits there
+    steps.result                                        what `work` returned, once the iterator has ended
+    steps.close()                                       ends `work` where it waits
+
+The work has a thread of its own, and runs only while the next step is awaited: between two steps others may use the model. Knows nothing
+about models and pages.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from typing import Any
+
+
+class _Closed(BaseException):
+    """Ends work that nobody awaits."""
+
+
+class Steps(Iterator[tuple[int, int]]):
+    """The steps of `work`, which is called with a function of progress."""
+
+    def __init__(self, work: Callable[[Callable[[int, int], None]], Any]) -> None:
+        self.result: Any = None
+        self._work, self._closed = work, False
+        self._awaited, self._given = threading.Semaphore(0), SimpleQueue[tuple[int, int] | BaseException]()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def __next__(self) -> tuple[int, int]:
+        """The next step. Raises what `work` raises."""
+        self._awaited.release()
+        given = self._given.get()
+        if isinstance(given, BaseException):
+            raise given
+        return given
+
+    def close(self) -> None:
+        """End `work` where it waits."""
+        self._closed = True
+        self._awaited.release()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._wait()
+            self.result = self._work(self._progress)
+        except BaseException as error:
+            self._given.put(error)
+        else:
+            self._given.put(StopIteration())
+
+    def _progress(self, done: int, total: int) -> None:
+        self._given.put((done, total))
+        self._wait()
+
+    def _wait(self) -> None:
+        self._awaited.acquire()
+        if self._closed:
+            raise _Closed
