@@ -1,6 +1,6 @@
 """Draws figures/first/explorer_*.png, the first pictures of the README: the explorer as it opens, after a click, and after Undo.
 
-    python docs/explorer_pictures.py        needs Chromium and the extra [explore]
+python docs/explorer_pictures.py        needs Chromium and the extra [explore]
 """
 
 from __future__ import annotations
@@ -26,12 +26,16 @@ def sections(browser: Browser) -> bytes:
     """The sections that the story is told by, as a PNG: from the map of heads to the edits, from the prompt to the continuation."""
     names = ("Heads", "Edits", "Prompt", "Continuation")
     places = [f"document.querySelector('section[aria-label={name}]').getBoundingClientRect()" for name in names]
-    top, bottom = (browser.run(f"Math.{end}(...[{', '.join(places)}].map((one) => one.{side}))") for end, side in (("min", "top"), ("max", "bottom")))
+    top, bottom = (
+        browser.run(f"Math.{end}(...[{', '.join(places)}].map((one) => one.{side}))")
+        for end, side in (("min", "top"), ("max", "bottom"))
+    )
     clip = {"x": 0, "y": top - 8, "width": WIDTH, "height": bottom - top + 16, "scale": 1}
     return base64.b64decode(browser.send("Page.captureScreenshot", format="png", clip=clip)["data"])
 
 
 def main() -> None:
+    """Start the explorer, take the three pictures and write them."""
     command = [sys.executable, "-m", "repo_interp", "explore", "reversal/repo", "--no-browser"]
     browser = Browser(Path(tempfile.mkdtemp()), executable() or "chromium")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as served:
@@ -42,8 +46,16 @@ def main() -> None:
         shots = {}
         for name, act, told in (
             ("1_opens", "", TOLD.format("right", 20) + " && document.querySelectorAll('.suggested').length > 0"),
-            ("2_edited", "document.querySelector('.suggested').click()", TOLD.format("wrong", 8) + " && document.querySelectorAll('.continued span').length === 40"),
-            ("3_undone", "[...document.querySelectorAll('button')].find((one) => one.textContent === 'Undo').click()", "document.querySelectorAll('.continued span').length === 20"),
+            (
+                "2_edited",
+                "document.querySelector('.suggested').click()",
+                TOLD.format("wrong", 8) + " && document.querySelectorAll('.continued span').length === 40",
+            ),
+            (
+                "3_undone",
+                "[...document.querySelectorAll('button')].find((one) => one.textContent === 'Undo').click()",
+                "document.querySelectorAll('.continued span').length === 20",
+            ),
         ):
             browser.run(act)
             browser.wait(told)

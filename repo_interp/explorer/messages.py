@@ -6,7 +6,8 @@
     {"ask": "continue", ...}  {"ask": "suggest", ...}                        events, one after the other
     {"ask": "python", ...}  {"ask": "csv", ...}  {"ask": "netcdf", ...}      the cell, and the numbers of the view as files
 
-A model is a number of those that are compared. A prompt is a number of those that were given, or a text. A message names no file and holds no code; what does not fit is an InputError.
+A model is a number of those that are compared. A prompt is a number of those that were given, or a text. A message
+names no file and holds no code; what does not fit is an InputError.
 """
 
 from __future__ import annotations
@@ -284,7 +285,9 @@ def over_the_same_texts(explored: Explored, bridge: nn.Module, name: str = "") -
     reads, other = tokenizer_of(explored.bridge), tokenizer_of(bridge)
     sizes = [int(next(attentions(each)).config.vocab_size) for each in (explored.bridge, bridge)]
     if (reads is None) != (other is None) or (reads is None and sizes[0] != sizes[1]):
-        raise InputError("the two checkpoints have no tokens and no texts in common; compare those of one tokenizer, or two that read text")
+        raise InputError(
+            "the two checkpoints have no tokens and no texts in common; compare those of one tokenizer, or two that read text"
+        )
     prompts = explored.prompts
     if reads is not None and other is not None and reads.get_vocab() != other.get_vocab():
         prompts = [_in_other_tokens(prompt, reads, other) for prompt in prompts]

@@ -325,7 +325,10 @@ def test_two_checkpoints_and_two_prompts_are_compared_and_linked(browser, prompt
         browser.wait(f"{tokens} === '9,9'")
         titles = browser.run(f"{SIDES}.map((one) => one.querySelector('h1').textContent)")
         assert titles == ["Explorer: reversal/repo", "Explorer: blank"]
-        shares = [browser.run(f"{SIDES}[{side}].querySelector('[aria-label=\"Next tokens\"] tbody .number').textContent") for side in (0, 1)]
+        shares = [
+            browser.run(f"{SIDES}[{side}].querySelector('[aria-label=\"Next tokens\"] tbody .number').textContent")
+            for side in (0, 1)
+        ]
         blank = Session(same, prompts[0]).look([(1, 2)], 9)["probability"].values[0]
         assert float(shares[1]) == pytest.approx(100 * float(blank), rel=1e-3) and shares[0] != shares[1]
         browser.wait(f"{SIDES}[1].querySelector('.suggestions').textContent !== ''")
@@ -340,7 +343,9 @@ def test_two_checkpoints_and_two_prompts_are_compared_and_linked(browser, prompt
         browser.wait(f"{SIDES}[1].querySelector('select').value === '1'")  # the other prompt, over which the same heads are shown
         browser.run(f"{SIDES}[0].querySelector('.tile[data-head=\"2.3\"]').click()")
         browser.wait(f"{heads} === '2.3,2.3' && {SIDES}[1].querySelector('select').value === '1'")
-        beside_nothing = "[...document.querySelectorAll('label')].find((one) => one.textContent.startsWith('Compare with')).control"
+        beside_nothing = (
+            "[...document.querySelectorAll('label')].find((one) => one.textContent.startsWith('Compare with')).control"
+        )
         browser.run(f"Object.assign({beside_nothing}, {{value: ''}}).dispatchEvent(new Event('change'))")
         browser.wait(f"{SIDES}.length === 1")
         assert "against" not in state(browser) and browser.errors == []
@@ -367,7 +372,9 @@ def test_a_suggestion_tells_its_progress_and_leaves_no_hook_between_two_steps(ex
     rest = list(events)
     steps = [first, *rest[:-1]]
     assert [step["done"] for step in steps] == list(range(1, 1 + len(steps))) and steps[-1]["done"] == steps[-1]["total"]
-    assert [each["effect"] for each in rest[-1]["suggested"]] == [effect for _, effect in Session(reference, prompts[0]).suggest()]
+    assert [each["effect"] for each in rest[-1]["suggested"]] == [
+        effect for _, effect in Session(reference, prompts[0]).suggest()
+    ]
     threads, ended = threading.active_count(), explored.events(asked)
     next(ended)
     ended.close()

@@ -370,7 +370,8 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         sentence = f"{heads_named(heads)} find the needle, in each prompt one of them, which gives it {given}"
     mean = percent(float(np.nanmean(by_prompt, 0).max()))
     evidence = (
-        f"attention_mass.mass of each prompt's largest head; averaged over prompts no head gives more than {mean}, equal weights give {percent(chance)}"
+        "attention_mass.mass of each prompt's largest head; "
+        f"averaged over prompts no head gives more than {mean}, equal weights give {percent(chance)}"
     )
     yield Finding(sentence, evidence, 0.92, "attention_mass", layer, head, int(prompts[strongest]))
 

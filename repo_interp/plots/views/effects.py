@@ -242,7 +242,8 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
             sentence = f"The answer needs the positions of {name}: {moved}, its log-probability falls by {-lost:.2g} nats"
             controls = f"{others[place]:.2g}" if abs(others[place]) > error / STANDARD_ERRORS else "0"
             evidence = (
-                f"effects.{variable} ({kind}) {lost:.2g} +- {error:.1g} nats; the same change to as many other heads, drawn at random: at most {controls}"
+                f"effects.{variable} ({kind}) {lost:.2g} +- {error:.1g} nats; "
+                f"the same change to as many other heads, drawn at random: at most {controls}"
             )
             best.append((lost, Finding(sentence, evidence, weight, "effects", where["layer"], where.get("head"))))
     for weight in (0.97, 0.88):

@@ -338,7 +338,10 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     widest, middle = float(ranges.max()), float(ranges.median())
     if 0.5 * index < middle < 2 * index:
         return
-    sentence = f"Learned positions stay within a range of {middle:.2g} (median head), the token index runs to {index:.0f}; the widest is L{layer} H{head}, {widest:.3g}"
+    sentence = (
+        f"Learned positions stay within a range of {middle:.2g} (median head), the token index runs to {index:.0f}; "
+        f"the widest is L{layer} H{head}, {widest:.3g}"
+    )
     yield Finding(sentence, "positions.position_range, mean over prompts", 0.5, "positions", layer, head)
 
 
