@@ -68,9 +68,9 @@ def ranked_heads(means: xr.DataArray) -> list[tuple[int, int]]:
     return [(int(layers[layer]), int(heads[head])) for layer, head in ranked(means.values)]
 
 
-def six_digits(values: Any) -> list[float | None]:
-    """`values`, flattened, with six significant digits as JSON takes them; None for what is not finite."""
-    return [json_number(value) for value in np.asarray(values, dtype=float).ravel().tolist()]
+def digits_of(values: Any, digits: int = 6) -> list[float | None]:
+    """`values`, flattened, with so many significant digits as JSON takes them; None for what is not finite."""
+    return [json_number(value, digits) for value in np.asarray(values, dtype=float).ravel().tolist()]
 
 
 def focused_range(values: ArrayLike) -> tuple[float, float] | None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from repo_interp.plots.marks.arrays import nanmean, six_digits
+from repo_interp.plots.marks.arrays import digits_of, nanmean
 from repo_interp.plots.marks.reading import head_axes
 
 MOST_POINTS = 160
@@ -56,7 +56,7 @@ class HeadCurves:
             "title": self.title,
             "x": self.x,
             "y": self.y,
-            "at": six_digits(self.at[places]),
+            "at": digits_of(self.at[places]),
             "curves": packed,
             **head_axes(next(iter(self.curves.values()))),
         }
@@ -97,8 +97,8 @@ class HeadImage:
             "tokens": self.tokens,
             "prompt": self.prompt,
             "causal_logits": self.causal_logits,
-            "low": [six_digits(row) for row in low],
-            "spread": [six_digits(row) for row in spread],
+            "low": [digits_of(row) for row in low],
+            "spread": [digits_of(row) for row in spread],
             "values": _base64(packed),
             **head_axes(self.values),
         }
@@ -118,7 +118,7 @@ class HeadArrows:
         """The chart as JSON."""
         parts = {"real": self.real, "imaginary": self.imaginary, "strong": self.strong}
         packed = {
-            name: [[six_digits(head) for head in layer] for layer in part.transpose("layer", "head", ...).values]
+            name: [[digits_of(head) for head in layer] for layer in part.transpose("layer", "head", ...).values]
             for name, part in parts.items()
         }
         return {"kind": "arrows", "title": self.title, "x": self.x, **packed, **head_axes(self.real)}
@@ -138,7 +138,7 @@ class HeadNumber:
             "kind": "number",
             "title": self.title,
             "prompts": [int(prompt) for prompt in values["prompt"].values],
-            "values": [[six_digits(row) for row in prompt] for prompt in values.values],
+            "values": [[digits_of(row) for row in prompt] for prompt in values.values],
             **head_axes(values),
         }
 
@@ -221,9 +221,9 @@ class NextTokens:
             "title": self.title,
             "prompt": self.prompt,
             "tokens": [int(token) for token in self.probabilities["token"].values],
-            "probabilities": [six_digits(row) for row in self.probabilities.transpose("token", "rank").values],
+            "probabilities": [digits_of(row) for row in self.probabilities.transpose("token", "rank").values],
             "texts": [[str(text) for text in row] for row in self.texts],
-            "following": six_digits(self.following.values),
+            "following": digits_of(self.following.values),
             "layers": [],
             "heads": [],
         }

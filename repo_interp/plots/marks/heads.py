@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize, TwoSlopeNorm, to_hex
 from matplotlib.lines import Line2D
 
-from repo_interp.plots.marks.arrays import MEAN, six_digits
+from repo_interp.plots.marks.arrays import MEAN, digits_of
 from repo_interp.plots.marks.drawing import colour_bar, legend_below, name_ticks, scheme_handles, scheme_swatches, write_cells
 from repo_interp.plots.marks.reading import head_axes, schemes, unit_label
 from repo_interp.plots.marks.table import Cell, Table
@@ -63,20 +63,20 @@ class HeadMap:
             "variable": str(values.name or ""),
             "mean": str(values.attrs.get(MEAN, "")),
             **head_axes(values),
-            "values": [six_digits(row) for row in data],
+            "values": [digits_of(row) for row in data],
             "colours": [
                 [to_hex(shade) if np.isfinite(value) else MISSING for value, shade in zip(row, row_shades, strict=True)]
                 for row, row_shades in zip(data, shades, strict=True)
             ],
             "scale": [to_hex(shade) for shade in mpl.colormaps[colours](np.linspace(0, 1, SHADES))],
-            "ends": six_digits([norm.vmin, norm.vmax]),
+            "ends": digits_of([norm.vmin, norm.vmax]),
             "prompts": None
             if prompts is None or prompts.sizes["prompt"] < 2
             else {
                 "numbers": [int(prompt) for prompt in prompts["prompt"].values],
-                "values": [[six_digits(row) for row in prompt] for prompt in prompts.values],
+                "values": [[digits_of(row) for row in prompt] for prompt in prompts.values],
             },
-            "control": None if control is None else [six_digits(row) for row in control.values],
+            "control": None if control is None else [digits_of(row) for row in control.values],
         }
 
 

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from repo_interp.plots.marks.arrays import nanmean, six_digits
+from repo_interp.plots.marks.arrays import digits_of, nanmean
+from repo_interp.plots.marks.finding import Finding, percent
 from repo_interp.plots.marks.head_charts import HeadChart, HeadCurves
 from repo_interp.plots.marks.reading import group, learned_layers, schemes, unit_label
 from repo_interp.plots.marks.table import Table
@@ -105,8 +106,8 @@ def component_data(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, An
     wavelength = np.divide(2 * np.pi, frequency, out=np.full(len(frequency), np.nan), where=frequency != 0)
 
     def of_layers(layer: int | None, name: str, logit: xr.DataArray, curve: xr.DataArray, vaf: xr.DataArray) -> dict[str, Any]:
-        parts = {"logit": six_digits(logit.values[places]), "components": [six_digits(one) for one in curve.values[:, places]]}
-        return {"layer": layer, "name": name, **parts, "vaf": six_digits(vaf.values)}
+        parts = {"logit": digits_of(logit.values[places]), "components": [digits_of(one, 4) for one in curve.values[:, places]]}
+        return {"layer": layer, "name": name, **parts, "vaf": digits_of(vaf.values)}
 
     mean = logits.mean("layer"), curves.mean("layer"), shares.median(("layer", "head"))
     drawn = [of_layers(None, f"mean of {len(layers)} layers", *mean)] if len(layers) > 1 else []
@@ -121,8 +122,8 @@ def component_data(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, An
         "components": [
             {
                 "component": int(number),
-                "theta": six_digits([theta])[0],
-                "wavelength": six_digits([wave])[0],
+                "theta": digits_of([theta])[0],
+                "wavelength": digits_of([wave])[0],
                 "band": BAND_NAMES[kind],
                 "colour": BAND_COLOURS[kind],
             }
@@ -213,12 +214,33 @@ def _head_charts(run: xr.DataTree) -> Sequence[HeadChart]:
 
 
 _FILES = files("repo_interp.plots.views")
+TIMES_EQUAL = 3.0
+"""Times an equal share of all components that a found one accounts for, at least, in the median head."""
+
+
+def _findings(run: xr.DataTree) -> Iterator[Finding]:
+    """The component that accounts for most of the logits' variance, against an equal share of all components."""
+    shares = group(run, "components")["vaf"].mean("prompt").transpose("layer", "head", "component") / 100
+    middle, equal = shares.median(("layer", "head")), 1 / shares.sizes["component"]
+    if not bool((middle >= TIMES_EQUAL * equal).any()):
+        return
+    component = int(middle["component"][int(np.nanargmax(middle.values))])
+    of_heads = shares.sel(component=component)
+    row, column = np.unravel_index(int(np.nanargmax(of_heads.values)), of_heads.shape)
+    layer, head = int(shares["layer"][row]), int(shares["head"][column])
+    sentence = f"Rotary component {component} accounts for {percent(float(middle.max()))} of the logits' variance (median head)"
+    sentence += f", most in L{layer} H{head} ({percent(float(of_heads.max()))})"
+    evidence = f"components.vaf; an equal share of all components is {percent(equal)}"
+    yield Finding(sentence, evidence, 0.4, "components", layer, head)
+
+
 VIEW = View(
     "components",
     "Rotary components",
     _lead,
     figures_of_components,
     tables=_tables,
+    findings=_findings,
     head_charts=_head_charts,
     interactive=Interactive(_FILES / "components.html", _FILES / "components.js", component_data),
     live=("logit_by_distance", "components_by_distance", "component_vaf"),

@@ -10,6 +10,7 @@ Draws the group `effects`. Knows nothing about how positions were changed.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -218,6 +219,8 @@ def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
 _DOES = {"linearised": "at the token index", "frozen": "at one constant", "permuted": "in random order"}
 STANDARD_ERRORS = 3.0
 """An effect is found where it is that many standard errors over prompts from 0, and beyond that of every set of other heads."""
+LEAST = 0.01
+"""Nats that a found effect costs, at least."""
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
@@ -232,7 +235,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
             changes = measured[variable].sel(kind=kind)
             mean = changes.mean("prompt")
             errors = changes.std("prompt", ddof=1) / measured.sizes["prompt"] ** 0.5
-            needed = mean.where((mean < -STANDARD_ERRORS * errors) & (mean < -0.01) & (mean < others[place]))
+            needed = mean.where((mean < -STANDARD_ERRORS * errors) & (mean < -LEAST) & (mean < others[place]))
             if not bool(needed.notnull().any()):
                 continue
             where = _lowest(needed)
@@ -246,16 +249,33 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
                 f"the same change to as many other heads, drawn at random: at most {controls}"
             )
             best.append((lost, Finding(sentence, evidence, weight, "effects", where["layer"], where.get("head"))))
+    if not best:
+        yield from _robust(measured)
     for weight in (0.97, 0.88):
         some = [pair for pair in best if pair[1].weight == weight]
         if some:
             yield min(some, key=lambda pair: pair[0])[1]
 
 
-def _lowest(values: xr.DataArray) -> dict[str, int]:
+def _robust(measured: xr.Dataset) -> Iterator[Finding]:
+    """That no layer's positions are clearly needed, with the layer and the change that cost most."""
+    changes = measured["layer_log_probability_change"].transpose("kind", "layer", "prompt")
+    errors = changes.std("prompt", ddof=1) / measured.sizes["prompt"] ** 0.5
+    mean = changes.mean("prompt")
+    if not bool(mean.notnull().any()) or bool((mean < np.minimum(-STANDARD_ERRORS * errors, -LEAST)).any()):
+        return
+    where = _lowest(mean)
+    moved = _DOES.get(str(where["kind"]), str(where["kind"]))
+    sentence = f"No layer's positions are clearly needed for the answer: layer {where['layer']} {moved} costs most, within noise"
+    costs = f"{float(mean.sel(where)):.2g} +- {float(errors.sel(where)):.1g} nats"
+    evidence = f"effects.layer_log_probability_change {costs}; {STANDARD_ERRORS:g} standard errors and {LEAST:g} nats are wanted"
+    yield Finding(sentence, evidence, 0.6, "effects", int(where["layer"]))
+
+
+def _lowest(values: xr.DataArray) -> dict[str, Any]:
     """Labels of the smallest value by axis; NaN left out."""
     places = np.unravel_index(int(np.nanargmin(values.values)), values.shape)
-    return {str(axis): int(values[axis].values[place]) for axis, place in zip(values.dims, places, strict=True)}
+    return {str(axis): values[axis].values[place].item() for axis, place in zip(values.dims, places, strict=True)}
 
 
 VIEW = View(

@@ -21,6 +21,7 @@ from matplotlib.patches import Patch
 from repo_interp.errors import InputError
 from repo_interp.plots.marks.arrays import over_prompts, ranked_heads
 from repo_interp.plots.marks.drawing import colour_bar, counted, legend_below, name_tokens, scheme_handles, thin
+from repo_interp.plots.marks.finding import Finding, heads_named, percent
 from repo_interp.plots.marks.heads import HeadMap, control_handle, draw_with_control
 from repo_interp.plots.marks.reading import described_prompts, group, pick, prompt_tokens, schemes
 from repo_interp.plots.marks.table import Cell, Table, cells
@@ -274,6 +275,26 @@ def _head_maps(run: xr.DataTree) -> Iterator[HeadMap]:
         yield HeadMap(named, shuffled)
 
 
+def _findings(run: xr.DataTree) -> Iterator[Finding]:
+    """Heads whose gates fall on separators, twice as much as on as many random tokens and more than nearly all choices of them do."""
+    measured = group(run, "gates")
+    share, shuffled, chance = (
+        over_prompts(measured[name]).transpose("layer", "head")
+        for name in ("separator_share", "separator_share_shuffled", "separator_share_chance")
+    )
+    found = ((chance < 0.05) & (share > 2 * shuffled)).values
+    if not found.any():
+        return
+    heads = [(int(share["layer"][row]), int(share["head"][column])) for row, column in np.argwhere(found)]
+    row, column = np.unravel_index(int(np.where(found, share.values, -np.inf).argmax()), share.shape)
+    layer, head = int(share["layer"][row]), int(share["head"][column])
+    sentence = (
+        f"Gates fall on separators in {heads_named(heads)}: in L{layer} H{head} {percent(float(share[row, column]))} of their sum"
+    )
+    evidence = f"gates.separator_share; as many random tokens hold {percent(float(shuffled[row, column]))}"
+    yield Finding(sentence, evidence, 0.75, "gates", layer, head)
+
+
 VIEW = View(
     "gates",
     "Gates",
@@ -281,6 +302,7 @@ VIEW = View(
     "position alone stays within a query's own segment (CoPE, fig. 4, 6). Shuffled tokens and segments are the control.",
     figures_of_gates,
     tables=lambda run: (gate_table(run), own_segment_table(run)),
+    findings=_findings,
     head_maps=_head_maps,
     compared=("separator_share", "last_segment_mass", "separator_gate"),
 )

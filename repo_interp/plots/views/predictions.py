@@ -13,6 +13,7 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.plots.marks.drawing import legend_below, shade_spans, span_handles
+from repo_interp.plots.marks.finding import Finding, percent
 from repo_interp.plots.marks.head_charts import HeadChart, NextTokens
 from repo_interp.plots.marks.reading import first_prompt, group, ordered_spans
 from repo_interp.plots.marks.table import Cell, Table
@@ -75,6 +76,32 @@ def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
     yield "predictions", prediction_line(run)
 
 
+LEAST_ABOVE = 2.0
+"""Times the share of the commonest token that a finding's share of expected tokens is, at least."""
+
+
+def _findings(run: xr.DataTree) -> Iterator[Finding]:
+    """How many tokens of the first prompt were the likeliest next ones, against naming its commonest token each time."""
+    predictions, prompt = group(run, "predictions"), first_prompt(run)
+    rank, probability = predictions["rank_of_next"].values, predictions["probability_of_next"].values
+    known = np.flatnonzero(rank >= 0)
+    if prompt is None or prompt.texts is None or len(known) < 8:
+        return
+    following = predictions["token"].values + 1
+    texts = [prompt.texts[token] for token in following[known]]
+    commonest, expected = max(map(texts.count, texts)) / len(texts), float((rank[known] == 0).mean())
+    if expected < LEAST_ABOVE * commonest:
+        return
+    least = int(known[probability[known].argmin()])
+    token = int(following[least])
+    sentence = (
+        f"{percent(expected)} of the first prompt's tokens are the likeliest next ones; least expected is token {token}, "
+        f"“{prompt.texts[token].strip()}”"
+    )
+    evidence = f"predictions.rank_of_next; to name its commonest token each time gives {percent(commonest)}"
+    yield Finding(sentence, evidence, 0.35, "predictions", prompt=prompt.prompt, token=token)
+
+
 VIEW = View(
     "predictions",
     "What the model expects next",
@@ -82,6 +109,7 @@ VIEW = View(
     "expected follows from all heads together: no head can be read off here.",
     _figures,
     tables=lambda run: (prediction_table(run),),
+    findings=_findings,
     head_charts=_head_charts,
     compared=(),
     not_averaged=("probability",),

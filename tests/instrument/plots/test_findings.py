@@ -40,7 +40,7 @@ def test_heads_that_share_the_needle_are_named_although_every_mean_is_low():
         taken[prompt, 1, head] = 0.9
     (finding,) = found(mass(taken), "attention_mass")
     assert finding.sentence.startswith("L1 H0-H1 find the needle, in each prompt one of them, which gives it 90 % to 90 %")
-    assert "largest mean over prompts 46 %, equal weights 2 %" in finding.evidence
+    assert "no head gives more than 46 %, equal weights give 2 %" in finding.evidence
     assert (finding.layer, finding.prompt) == (1, 0) and finding.place == "L1 H0, prompt 0"
 
 
@@ -67,7 +67,8 @@ def effects(changes: np.ndarray, controls: float) -> xr.DataTree:
 
 def test_positions_that_the_answer_needs_are_beyond_noise_and_beyond_other_heads():
     changes = np.random.default_rng(0).normal(0, 0.1, (2, 2, 20))
-    assert found(effects(changes, -0.05), "effects") == []
+    (none,) = found(effects(changes, -0.05), "effects")
+    assert none.sentence.startswith("No layer's positions are clearly needed for the answer: layer ") and none.head is None
     changes[1, 0] -= 2.0
     layer, head = found(effects(changes, -0.05), "effects")
     assert layer.sentence.startswith(
@@ -94,6 +95,45 @@ def test_names_of_the_atlas_are_sentences_with_their_null():
     assert finding.evidence == "atlas.sink above 0.5; 2 random-weight controls reach 0.05"
     run["atlas"] = run["atlas"].to_dataset().assign(named=run["atlas"]["named"] * 0)
     assert found(run, "atlas") == []
+
+
+def test_a_component_is_found_that_accounts_for_three_equal_shares():
+    shares = np.full((1, 2, 2, 16), 5.0)
+    axes = {"prompt": [0], "layer": [0, 1], "head": [0, 1], "component": range(16), "scheme": ("layer", ["rope"] * 2)}
+
+    def run():
+        return tree(components=xr.Dataset({"vaf": (("prompt", "layer", "head", "component"), shares)}, axes).set_coords("scheme"))
+
+    assert found(run(), "components") == []
+    shares[..., 7], shares[0, 1, 0, 7] = 29.0, 55.0
+    (finding,) = found(run(), "components")
+    assert finding.sentence == "Rotary component 7 accounts for 29 % of the logits' variance (median head), most in L1 H0 (55 %)"
+    assert finding.evidence.endswith("equal share of all components is 6 %") and (finding.layer, finding.head) == (1, 0)
+
+
+@pytest.mark.parametrize(("share", "chance", "many"), [(0.8, 0.01, 1), (0.8, 0.2, 0), (0.2, 0.01, 0)])
+def test_gates_on_separators_are_beyond_random_tokens(share, chance, many):
+    values = {"separator_share": 0.1, "separator_share_shuffled": 0.12, "separator_share_chance": 0.6}
+    data = {name: (("prompt", "layer", "head"), np.full((2, 1, 2), value)) for name, value in values.items()}
+    data["separator_share"][1][:, 0, 1], data["separator_share_chance"][1][:, 0, 1] = share, chance
+    run = tree(gates=xr.Dataset(data, {"layer": [3], "head": [0, 1], "scheme": ("layer", ["cope"])}).set_coords("scheme"))
+    findings = found(run, "gates")
+    assert [finding.sentence for finding in findings] == ["Gates fall on separators in L3 H1: in L3 H1 80 % of their sum"] * many
+
+
+def test_expected_tokens_are_beyond_the_commonest_one_and_the_least_expected_is_named():
+    run = ri.analyze(
+        ri.zoo("reversal/repo"), ri.tasks.make_task("reversal").prompts(1, test_set="12"), ["positions", "predictions"]
+    )
+    (finding,) = found(run, "predictions")
+    measured = run["predictions"].ds
+    token = int(measured["token"][int(np.nanargmin(measured["probability_of_next"].values))]) + 1
+    assert (finding.prompt, finding.token) == (0, token)
+    assert finding.sentence.startswith(
+        f"{100 * float((measured['rank_of_next'][:-1] == 0).mean()):.0f} % of the first prompt's tokens"
+    )
+    run["predictions"] = measured.assign(rank_of_next=measured["rank_of_next"] + (measured["rank_of_next"] == 0))
+    assert found(run, "predictions") == []
 
 
 def test_findings_are_ordered_by_weight_and_no_group_hides_another():
