@@ -611,9 +611,27 @@ def test_a_newer_view_ends_the_older_one_of_its_page_alone(served, explored, mon
     assert found["one", 3] == {"superseded": True} and "numbers" in found["one", 4] and "numbers" in found["two", 5]
 
 
-def test_a_run_brings_its_prompts_and_its_atlas_and_is_held_to_its_checkpoint(prompts, tmp_path):
-    run = ri.analyze(ri.load("reversal/repo"), prompts, ("positions",), experiments=[Atlas(sequences=2, twins=2)])
-    ri.write_run(run, tmp_path / "run.nc")
+@pytest.fixture(scope="module")
+def measured(prompts):
+    return ri.analyze(ri.load("reversal/repo"), prompts, ("positions",), experiments=[Atlas(sequences=2, twins=2)])
+
+
+@in_browser
+def test_a_row_of_the_atlas_shows_its_head_and_heads_of_one_name_are_edited_together(browser, prompts, measured):
+    browser.size(1280, 900)
+    with serving(Explored(ri.load("reversal/repo"), prompts, "reversal/repo", measured)) as one:
+        open_page(browser, one.address)
+        browser.run("[...document.querySelectorAll('.heads tbody tr')].find((row) => row.textContent.startsWith('L1 H3')).click()")
+        browser.wait("JSON.parse(decodeURIComponent(location.hash.slice(1))).heads[0].join() === '1,3'")
+        settle(browser)
+        edit(browser, "group:mirror", "", "linearised")
+        assert state(browser)["edits"] == [{"kind": "linearised", "heads": [[2, head] for head in range(4)]}]
+        assert browser.errors == []
+        leave(browser)
+
+
+def test_a_run_brings_its_prompts_and_its_atlas_and_is_held_to_its_checkpoint(prompts, measured, tmp_path):
+    ri.write_run(measured, tmp_path / "run.nc")
     explored = _explored(_parser(["explore"]).parse_args(["explore", str(tmp_path)]))
     assert [one.tokens for one in explored.prompts] == [one.tokens for one in prompts]
     assert [one.generated for one in explored.prompts] == [one.generated for one in prompts]
