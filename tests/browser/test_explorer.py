@@ -621,7 +621,9 @@ def test_a_row_of_the_atlas_shows_its_head_and_heads_of_one_name_are_edited_toge
     browser.size(1280, 900)
     with serving(Explored(ri.load("reversal/repo"), prompts, "reversal/repo", measured)) as one:
         open_page(browser, one.address)
-        browser.run("[...document.querySelectorAll('.heads tbody tr')].find((row) => row.textContent.startsWith('L1 H3')).click()")
+        browser.run(
+            "[...document.querySelectorAll('.heads tbody tr')].find((row) => row.textContent.startsWith('L1 H3')).click()"
+        )
         browser.wait("JSON.parse(decodeURIComponent(location.hash.slice(1))).heads[0].join() === '1,3'")
         settle(browser)
         edit(browser, "group:mirror", "", "linearised")

@@ -323,7 +323,7 @@ _FOUND = {
     "induction": (
         "induction",
         0.8,
-        "Induction heads: {heads}. {best} gives {share} of its attention to tokens after earlier copies",
+        "Induction heads: {heads}. {best} gives {share} of its attention to tokens after earlier copies, in random tokens that repeat",
     ),
     "sink": (
         "sink",
@@ -350,7 +350,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         row, column = np.unravel_index(int(values.argmax()), values.shape)
         layer, head, best = int(layers[row]), int(heads[column]), float(values[row, column])
         named = [(int(layers[i]), int(heads[j])) for i, j in np.argwhere(has)]
-        many = heads_named(named, 8) if len(named) <= 8 else f"{len(named)} heads"
+        many = heads_named(named, 8) if len(named) <= 8 else f"{len(named)} of {has.size} heads"
         words = {"heads": many, "best": f"L{layer} H{head}", "score": best, "share": percent(best), "first": min(named)[0]}
         null = float(atlas["null"].sel(label=label).max())
         evidence = (

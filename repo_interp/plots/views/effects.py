@@ -246,7 +246,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
             controls = f"{others[place]:.2g}" if abs(others[place]) > error / STANDARD_ERRORS else "0"
             evidence = (
                 f"effects.{variable} ({kind}) {lost:.2g} +- {error:.1g} nats; "
-                f"the same change to as many other heads, drawn at random: at most {controls}"
+                f"the same change to as many other heads, drawn at random: at most {controls} nats"
             )
             best.append((lost, Finding(sentence, evidence, weight, "effects", where["layer"], where.get("head"))))
     if not best:
@@ -266,9 +266,11 @@ def _robust(measured: xr.Dataset) -> Iterator[Finding]:
         return
     where = _lowest(mean)
     moved = _DOES.get(str(where["kind"]), str(where["kind"]))
-    sentence = f"No layer's positions are clearly needed for the answer: layer {where['layer']} {moved} costs most, within noise"
+    sentence = (
+        f"The answer clearly needs no layer's positions: the largest loss, with layer {where['layer']} {moved}, is within noise"
+    )
     costs = f"{float(mean.sel(where)):.2g} +- {float(errors.sel(where)):.1g} nats"
-    evidence = f"effects.layer_log_probability_change {costs}; {STANDARD_ERRORS:g} standard errors and {LEAST:g} nats are wanted"
+    evidence = f"effects.layer_log_probability_change {costs}; a finding has {STANDARD_ERRORS:g} standard errors"
     yield Finding(sentence, evidence, 0.6, "effects", int(where["layer"]))
 
 

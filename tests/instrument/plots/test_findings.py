@@ -68,7 +68,10 @@ def effects(changes: np.ndarray, controls: float) -> xr.DataTree:
 def test_positions_that_the_answer_needs_are_beyond_noise_and_beyond_other_heads():
     changes = np.random.default_rng(0).normal(0, 0.1, (2, 2, 20))
     (none,) = found(effects(changes, -0.05), "effects")
-    assert none.sentence.startswith("No layer's positions are clearly needed for the answer: layer ") and none.head is None
+    assert (
+        none.sentence.startswith("The answer clearly needs no layer's positions: the largest loss, with layer ")
+        and none.head is None
+    )
     changes[1, 0] -= 2.0
     layer, head = found(effects(changes, -0.05), "effects")
     assert layer.sentence.startswith(
