@@ -1,8 +1,8 @@
 """What is analysed where nobody says it: prompts, experiments. `request.default_measures` has the measures.
 
     prompts        those of the task that the checkpoint was trained on, else one short text
-    experiments    the atlas of heads, quickly, where every layer's positions are the token index, or none; elsewhere the effects of
-                   changed positions and the atlas, where their passes are few: tokens times parameters at most QUICK
+    experiments    the atlas of heads, quickly, where every layer's positions are the token index, or none; elsewhere, on prompts of a
+                   task, the effects of changed positions and the atlas, where their passes are few: tokens times parameters at most QUICK
 
 Brings together tasks, experiments and where a model came from; knows nothing about commands.
 """
@@ -53,9 +53,8 @@ def default_prompts(bridge: nn.Module) -> tuple[list[Prompt], Task | None]:
 
 
 def default_experiments(bridge: nn.Module, prompts: Sequence[Prompt], task: Task | None) -> list[Experiment]:
-    """The atlas, where no layer learns positions or counts gates: then what heads do tells most. Else what is quick of effects and atlas.
-
-    An experiment that cannot work on the model or its prompts is left out.
+    """The atlas, where no layer learns positions or counts gates: then what heads do tells most. Else, on prompts of `task`, what is
+    quick of effects and atlas. An experiment that cannot work on the model or its prompts is left out.
     """
     atlas = Atlas(sequences=2, twins=2)
     if set(layout(bridge)) <= {*FIXED, NO_ATTENTION}:
@@ -65,6 +64,8 @@ def default_experiments(bridge: nn.Module, prompts: Sequence[Prompt], task: Task
             warn(f"without the atlas: {error}")
             return []
         return [atlas]
+    if task is None:
+        return []
     parameters = sum(parameter.numel() for parameter in model_of(bridge).parameters())
     quick: list[Experiment] = []
     for experiment in (Effects(), atlas):

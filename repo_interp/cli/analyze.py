@@ -81,11 +81,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=name_list,
         default=None,
         metavar="A,B",
-        help="experiments, which need many forward passes (default: atlas where no layer learns positions or counts gates, elsewhere "
-        "effects and atlas where they take seconds): effects (of changed positions of heads, on these prompts), saliency (of positions, on "
-        "these prompts), atlas (what every head does and is called), perturbation (of order and positions, on these prompts), "
-        "extrapolation (beyond the training length, on longer prompts of the same task); scored by the task of the prompts, and prompts "
-        "of a file by their generated tokens or, without these, by log perplexity",
+        help="experiments, which need many forward passes (default: atlas where no layer learns positions or counts gates, elsewhere, "
+        "on prompts of its task, effects and atlas where they take seconds): effects (of changed positions of heads, on these prompts), "
+        "saliency (of positions, on these prompts), atlas (what every head does and is called), perturbation (of order and positions, "
+        "on these prompts), extrapolation (beyond the training length, on longer prompts of the same task); scored by the task of the "
+        "prompts, and prompts of a file by their generated tokens or, without these, by log perplexity",
     )
     parser.add_argument(
         "--save-maps",

@@ -215,7 +215,7 @@ def test_it_opens_on_all_heads_and_the_prompt_and_a_click_opens_a_head(opened):
 def test_what_needs_a_model_is_disabled_and_the_page_names_the_command(opened):
     browser = opened("small.html")
     edits = "document.querySelector('section[aria-label=Edits]')"
-    assert browser.run(f"[...{edits}.querySelectorAll('button, select')].every((one) => one.disabled)")
+    assert browser.run(f"[...{edits}.querySelectorAll('button, select')].every((one) => one.disabled || !one.offsetParent)")
     assert "repo-interp explore" in browser.run(f"{edits}.textContent")
     click_token(browser, 9)
     browser.run(f"{POSITIONS}.focus()")
