@@ -96,7 +96,7 @@ class RepositionedAttention:
         self.sites = HookSites()
         self.observers: list[Observer] = []
         self.interventions: list[object] = []
-        """The contexts under way that change what this layer computes (`interventions.lasting`)."""
+        """The contexts under way that change what this layer computes (`lasting`)."""
         self.now: Pass | None = None
         self._parameters = list(inspect.signature(type(stock).forward).parameters)[1:]
         # Attention modules ask their configuration which function attends; the model's own stays the user's.
@@ -254,7 +254,7 @@ class RepositionedAttention:
         new = Content(queries, now.new_keys, now.new_values, now.gate_keys)
         for observe in self.observers:
             observe(self, queries, now.new_keys, now.positions, self._logits_of_rows(new, now.index, own.for_measures))
-        content = Content(queries, keys, values, now.gate_keys)
+        content = now.content = Content(queries, keys, values, now.gate_keys)
         positions, key_positions = now.positions, self._positions_of_keys(keys)
         if positions is not None and key_positions is not None and self.frequencies is not None and self.frequencies.ndim == 3:
             # Each head has frequencies of its own, [head, 1, component]: `interventions.rescaled`.

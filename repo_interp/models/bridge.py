@@ -87,16 +87,19 @@ class PositionCache(ActivationCache):
         return self.cache_dict[name]
 
 
-class _Heads(nn.Module):
-    """A hook point [batch, token, head, d_head] at a tensor [batch, head, token, d_head]."""
+class _TokensFirst(nn.Module):
+    """A hook point [batch, token, head, d_head], or [batch, token, head x d_head], at a tensor [batch, head, token, d_head]."""
 
-    def __init__(self, point: nn.Module) -> None:
+    def __init__(self, point: nn.Module, flat: bool) -> None:
+        """`flat`: the point's heads stand side by side, as those of a norm that spans all heads."""
         super().__init__()
-        self.point = point
+        self.point, self.flat = point, flat
 
     def forward(self, tensor: Tensor) -> Tensor:
         """The tensor after the hooks."""
-        return self.point(tensor.transpose(1, 2)).transpose(1, 2)
+        tensor = tensor.transpose(1, 2)
+        hooked = self.point(tensor.flatten(2)).unflatten(2, tensor.shape[2:]) if self.flat else self.point(tensor)
+        return hooked.transpose(1, 2)
 
 
 class RepositionedAttentionBridge:
@@ -127,8 +130,10 @@ class RepositionedAttentionBridge:
         normed = getattr(component, "q_norm", None) is not None
         if normed and hasattr(self, "hook_q_normed"):
             spans_heads = self._qk_norm_phase == "pre_reshape"
-            attention.sites.queries = _Flat(self.hook_q_normed) if spans_heads else self.hook_q_normed
-            attention.sites.keys = _Flat(self.hook_k_normed) if spans_heads else self.hook_k_normed
+            points = self.hook_q_normed, self.hook_k_normed
+            attention.sites.queries, attention.sites.keys = (
+                _TokensFirst(each, flat=True) if spans_heads else each for each in points
+            )
         if "o" not in self.submodules:
             self.hook_z = HookPoint()
             attention.sites.attended = self.hook_z
@@ -140,7 +145,7 @@ class RepositionedAttentionBridge:
                 self.hook_aliases = {alias: at for alias, at in aliases.items() if alias not in ("hook_q", "hook_k", "hook_v")}
                 self.hook_q, self.hook_k, self.hook_v = points = [HookPoint(), HookPoint(), HookPoint()]
             # A point of the adapter that splits heads itself is given them side by side.
-            sites = [_Heads(point) if point.hook_conversion is None else _Flat(point) for point in points]
+            sites = [_TokensFirst(point, flat=point.hook_conversion is not None) for point in points]
             attention.sites.queries, attention.sites.keys, attention.sites.values = sites
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -247,19 +252,6 @@ _POINTS = (
     *("hook_attn_scores", "hook_pattern"),
 )
 """Hook points that every attention has, with its own or ours."""
-
-
-class _Flat(nn.Module):
-    """A hook point [batch, token, head x d_head] at a tensor [batch, head, token, d_head]: a norm that spans all heads."""
-
-    def __init__(self, point: nn.Module) -> None:
-        super().__init__()
-        self.point = point
-
-    def forward(self, tensor: Tensor) -> Tensor:
-        """The tensor after the hooks."""
-        heads = tensor.shape[1]
-        return self.point(tensor.transpose(1, 2).flatten(2)).unflatten(2, (heads, -1)).transpose(1, 2)
 
 
 def _hook(pos_dim: int) -> HookPoint:

@@ -97,9 +97,8 @@ def next_token_logits(model: nn.Module, hidden: Float[Tensor, "row width"]) -> F
     """Logits of the next token, float32, from last hidden states that `decode` gave."""
     owner: Any = getattr(model, "original_model", model)  # of a bridge
     # The head's own forward does what a family does with logits: soft caps, scales, biases. No hook on the decoder is called.
-    name = (
-        owner.base_model_prefix if owner.base_model_prefix in owner._modules else "model"
-    )  # Llama 4's prefix names another model
+    prefix = owner.base_model_prefix
+    name = prefix if prefix in owner._modules else "model"  # Llama 4's prefix names another model
     decoder = owner._modules[name]
     owner._modules[name] = _GivenDecoder(hidden[None], decoder)
     try:
@@ -108,39 +107,25 @@ def next_token_logits(model: nn.Module, hidden: Float[Tensor, "row width"]) -> F
         owner._modules[name] = decoder
 
 
-class _GivenDecoder(nn.Module):
+class _GivenDecoder:
     """Stands in for `decoder`, whose last hidden states are known; has its numbers (Falcon H1 reads the head's factor there)."""
 
     def __init__(self, hidden: Tensor, decoder: nn.Module) -> None:
-        super().__init__()
-        self.hidden, self.numbers = hidden, vars(decoder)
-
-    @property
-    def decoder(self) -> _GivenDecoder:
-        """Itself, for a family whose model has its decoder inside (OPT)."""
-        return self
+        self._hidden, self._decoder = hidden, decoder
 
     def __getattr__(self, name: str) -> Any:
-        numbers = self.__dict__.get("numbers", {})
-        return numbers[name] if name in numbers else super().__getattr__(name)
+        found = getattr(self._decoder, name)
+        return self if isinstance(found, nn.Module) else found  # OPT has its decoder inside
 
-    def forward(self, *arguments: Any, **keywords: Any) -> _GivenStates:
-        """The known states."""
-        return _GivenStates(self.hidden)
+    def __call__(self, *arguments: Any, **keywords: Any) -> _GivenStates:
+        return _GivenStates((self._hidden,))
 
 
 class _GivenStates(tuple):
-    """What a decoder returns, with these last hidden states and nothing else."""
+    """What a decoder returns: its last hidden states first, and nothing else."""
 
-    last_hidden_state: Tensor
-
-    def __new__(cls, hidden: Tensor) -> _GivenStates:
-        made = super().__new__(cls, (hidden,))
-        made.last_hidden_state = hidden
-        return made
-
-    def __getattr__(self, name: str) -> None:
-        return None
+    def __getattr__(self, name: str) -> Any:
+        return self[0] if name == "last_hidden_state" else None
 
 
 def predictions_of(

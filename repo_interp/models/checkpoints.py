@@ -33,7 +33,7 @@ from transformers.initialization import no_init_weights
 
 from repo_interp.errors import InputError, one_line
 from repo_interp.files import is_left_behind, path_of, replaced, require_directory, write_text
-from repo_interp.models.adapters import adapted, base_of, fitting_changes
+from repo_interp.models.adapters import adapted, base_of
 from repo_interp.models.architectures import native_layout
 from repo_interp.models.configuration import (
     REGISTER,
@@ -64,15 +64,6 @@ def known(path: str | os.PathLike[str]) -> Checkpoint:
         return identify(path)
     config = fitted(Path(path)).model.config
     return Checkpoint(Path(path), HUGGING_FACE, config, native_layout(config))
-
-
-def skeleton(checkpoint: Checkpoint) -> PreTrainedModel:
-    """The repositioned model of a checkpoint without weights (on the meta device), after its headers were found to fit it."""
-    if checkpoint.base is not None:
-        model = _empty_model(checkpoint.config, checkpoint.layout, checkpoint.options)
-        fitting_changes(model, checkpoint.directory)
-        return model
-    return _skeleton(checkpoint, checkpoint.config)[0]
 
 
 def load_model(

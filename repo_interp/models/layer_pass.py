@@ -7,6 +7,7 @@ Knows nothing about how they are computed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,6 +92,10 @@ class HookSites:
     attended: nn.Module = field(default_factory=nn.Identity)
     """[batch, token, head, d_value]: weighted values, before the output projection."""
 
+    def call(self, site: str, act: Callable[[Tensor], Tensor | None]) -> Callable[[], None]:
+        """Call `act` with the tensor at `site` in every pass, which goes on with what `act` returns, if anything; the result ends that."""
+        return getattr(self, site).register_forward_hook(lambda module, arguments, tensor: act(tensor)).remove
+
     @property
     def needs_eager(self) -> bool:
         """Whether a hook reads or edits scores or pattern, so that they must be materialised."""
@@ -112,6 +117,8 @@ class Pass:
     new_keys: Tensor | None = None
     """Keys and values of this pass alone, where there are cached ones."""
     new_values: Tensor | None = None
+    content: Content | None = None
+    """Queries of this pass, keys and values of all tokens, as soon as they are there."""
     key_positions: Float[Tensor, "batch P key"] | None = None
     """Positions of all keys, cached ones too."""
     tables: Any = None

@@ -9,7 +9,7 @@ are learned, distances are those of the query's own position to the keys'. Knows
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -19,51 +19,36 @@ from torch import Tensor, nn
 from repo_interp.inputs import AttentionInputs
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.capture import capture
-from repo_interp.models.reposition import attentions, attentions_of
+from repo_interp.models.reposition import attentions_of, called_at
 from repo_interp.positions.layouts import LEARNED
 from repo_interp.positions.logits import exact, soft_capped
 from repo_interp.positions.rotary import expand_heads
 
 
-@contextmanager
 def attention_outputs(
     model: nn.Module,
-    receive: Callable[[int, Float[Tensor, "batch token width"]], None],
+    receive: Callable[[int, Float[Tensor, "batch token width"]], object],
     layers: Collection[int] | None = None,
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Every pass hands the outputs of `layers` (None: all) to `receive`: sum_j w_ij v_j, a layer's heads side by side, before Wo."""
-    with ExitStack() as hooks:
-        for attention in attentions(model) if layers is None else attentions_of(model, layers):
-            handle = attention.sites.attended.register_forward_hook(_hand_on(attention.layer_idx, receive))
-            hooks.callback(handle.remove)
-        yield
+
+    def hand_on(attention: RepositionedAttention, attended: Tensor) -> None:
+        receive(attention.layer_idx, attended.flatten(2))
+
+    return called_at(model, "attended", hand_on, layers)
 
 
-def _hand_on(layer: int, receive: Callable[[int, Tensor], None]) -> Callable:
-    def hook(module: nn.Module, arguments: tuple, attended: Tensor) -> None:
-        receive(layer, attended.flatten(2))
-
-    return hook
-
-
-@contextmanager
 def attention_values(
     model: nn.Module,
-    receive: Callable[[int, Float[Tensor, "batch kv_head token d_head"]], None],
+    receive: Callable[[int, Float[Tensor, "batch kv_head token d_head"]], object],
     layers: Collection[int] | None = None,
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Every pass hands the values v_j of `layers` (None: all) to `receive`."""
 
-    def hand_on(attention: RepositionedAttention) -> Callable:
-        def hook(module: nn.Module, arguments: tuple, values: Tensor) -> None:
-            receive(attention.layer_idx, values)
+    def hand_on(attention: RepositionedAttention, values: Tensor) -> None:
+        receive(attention.layer_idx, values)
 
-        return hook
-
-    with ExitStack() as hooks:
-        for attention in attentions(model) if layers is None else attentions_of(model, layers):
-            hooks.callback(attention.sites.values.register_forward_hook(hand_on(attention)).remove)
-        yield
+    return called_at(model, "values", hand_on, layers)
 
 
 def parity_errors(model: nn.Module, tokens: Int[Tensor, "1 token"]) -> list[float]:

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from repo_interp.errors import InputError, one_line
 from repo_interp.models.architectures import training_length
 from repo_interp.models.attention import RepositionedAttention
-from repo_interp.models.interventions.lasting import lasting, put
+from repo_interp.models.lasting import lasting, put
 from repo_interp.models.masks import visible
 from repo_interp.models.reposition import attentions, attentions_of
 from repo_interp.positions.biases import PositionBias
@@ -184,10 +184,8 @@ def lm_infinite(model: nn.Module, length: int, global_tokens: int = GLOBAL_TOKEN
                 raise InputError(
                     f"layer {attention.layer_idx} counts positions by context ({attention.scheme}): LM-Infinite has no distance to cap"
                 )
-            mask = _Lambda(attention, length, global_tokens)
-            attention.observers.append(mask.observe)
-            undo.callback(attention.observers.remove, mask.observe)
-            put(undo, attention, "attend", mask.instead)
+            instead = _Lambda(attention, length, global_tokens)
+            put(undo, attention, "attend", lambda present, instead=instead: instead.attend)
         yield
 
 
@@ -200,20 +198,11 @@ def _factor(factor: float) -> float:
 
 @dataclass
 class _Lambda:
-    """LM-Infinite in one layer; between the two calls of a pass it holds the layer's queries and keys."""
+    """LM-Infinite in one layer."""
 
     attention: RepositionedAttention
     length: int
     global_tokens: int
-    seen: tuple[Tensor, Tensor, Tensor | None] | None = None
-
-    def observe(self, attention: object, queries: Tensor, keys: Tensor, positions: Tensor | None, logits_of_rows: object) -> None:
-        """Remember the tensors of this pass, before rotation."""
-        self.seen = queries, keys, positions
-
-    def instead(self, attend: object) -> Callable[..., tuple[Tensor, Tensor | None]]:
-        """What the layer calls in place of `attend`."""
-        return self.attend
 
     def attend(
         self,
@@ -225,9 +214,9 @@ class _Lambda:
         keywords: dict,
     ) -> tuple[Float[Tensor, "batch token head d_head"], Tensor | None]:
         """In place of the layer's own `attend`: every row over its window and the global keys; the pattern where a hook asks for one."""
-        assert self.seen is not None
-        (raw_queries, raw_keys, positions), self.seen = self.seen, None
         attention, tokens = self.attention, queries.shape[2]
+        now = attention.running
+        assert now.content is not None
         if keys.shape[2] != tokens:
             raise InputError("LM-Infinite is offered for whole prompts, not with cached keys; pass use_cache=False")
         if attention_mask is not None and not bool(visible(1, tokens, attention_mask[..., :1, :], queries.device)[..., 0].all()):
@@ -235,7 +224,7 @@ class _Lambda:
                 "LM-Infinite shows the first tokens of every prompt, and one is padded there; pad prompts on the right"
             )
         index = torch.arange(tokens, device=queries.device)
-        dropout, sinks = keywords.get("dropout") or 0.0, attention.running.sinks
+        dropout = keywords.get("dropout") or 0.0
         whole = attention.sites.needs_eager
         parts, pattern = [], None
         for rows in index.split(tokens if whole else ROWS):
@@ -253,9 +242,11 @@ class _Lambda:
                 None if added is None else added[:, :, begin:end, shown],
             )
             for key in range(min(self.global_tokens, end)):
-                far, capped = self._global_scores(raw_queries[:, :, begin:end], raw_keys, positions, rows, key)
+                far, capped = self._global_scores(
+                    now.content.queries[:, :, begin:end], now.content.keys, now.positions, rows, key
+                )
                 scores[..., key] = torch.where(far & seen[..., key], capped.to(scores.dtype), scores[..., key])
-            attended, of_rows = attention.weigh(scores, values[:, :, shown], dropout, sinks)
+            attended, of_rows = attention.weigh(scores, values[:, :, shown], dropout, now.sinks)
             parts.append(attended)
             pattern = of_rows if whole else None
         return torch.cat(parts, dim=1), pattern

@@ -20,8 +20,8 @@ from transformer_lens.patching import generic_activation_patch
 
 from repo_interp.errors import InputError
 from repo_interp.models.bridge import RepositionedBridge
-from repo_interp.models.interventions.lasting import lasting, put
 from repo_interp.models.interventions.positions import HOOK
+from repo_interp.models.lasting import lasting, put
 from repo_interp.positions.rotary import expand_heads
 
 _SHORT = "blocks.{}.hook_positions"

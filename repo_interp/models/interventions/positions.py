@@ -26,8 +26,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from functools import partial
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -37,6 +36,7 @@ from torch import Tensor, nn
 from transformer_lens import ActivationCache
 
 from repo_interp.errors import InputError, one_line
+from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.capture import decode
 from repo_interp.models.interventions.replacing import (
     MOST_TOKENS,
@@ -49,7 +49,7 @@ from repo_interp.models.interventions.replacing import (
     layer_and_head,
     replaced,
 )
-from repo_interp.models.reposition import attentions
+from repo_interp.models.reposition import attentions, called_at
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import Seed, TokensOrNone, checked
 
@@ -264,12 +264,10 @@ def positions_of(
         )
     recorded: dict[int, Tensor] = {}
 
-    def record(layer: int, module: nn.Module, arguments: tuple, positions: Tensor) -> None:
-        recorded[layer] = positions.clone()
+    def record(attention: RepositionedAttention, positions: Tensor) -> None:
+        recorded[attention.layer_idx] = positions.clone()
 
-    with ExitStack() as hooks:
-        for attention in attentions(model):
-            hooks.callback(attention.sites.positions.register_forward_hook(partial(record, attention.layer_idx)).remove)
+    with called_at(model, "positions", record):
         decode(model, given, torch.ones_like(given, dtype=torch.bool))
     return recorded
 
@@ -305,41 +303,50 @@ def to_values(values: float | Sequence[float] | Tensor | Callable[[Tensor], Tens
 
 def to_mean() -> Change:
     """The mean over the chosen tokens of the prompt; new tokens of a cache get that of the prompt."""
-    means: dict[tuple[int, tuple[int, ...]], Tensor] = {}
 
-    def change(positions: Tensor, here: Here) -> Tensor:
-        where = here.layer, here.heads
-        if here.start == 0:
-            weight = torch.ones_like(positions[:, :1]) if here.chosen is None else here.chosen[:, None].to(positions)
-            means[where] = (positions * weight).sum(-1, keepdim=True) / weight.sum(-1, keepdim=True).clamp_min(1)
-        elif where not in means or len(means[where]) != len(positions):
-            raise InputError(
-                "the mean of a prompt in the cache is not known; enter the context before the prompt, or give a value"
-            )
-        return means[where]
+    def mean(positions: Tensor, here: Here) -> Tensor:
+        weight = torch.ones_like(positions[:, :1]) if here.chosen is None else here.chosen[:, None].to(positions)
+        return (positions * weight).sum(-1, keepdim=True) / weight.sum(-1, keepdim=True).clamp_min(1)
 
-    return change
+    return _of_prompt(
+        mean, "the mean of a prompt in the cache is not known; enter the context before the prompt, or give a value"
+    )
 
 
 def to_token(source: int) -> Change:
     """The position of token `source`; new tokens of a cache get that of the prompt."""
+
+    def position(positions: Tensor, here: Here) -> Tensor:
+        shortest = int(here.index[:, -1].min()) + 1
+        if shortest <= source:
+            raise InputError(f"token {source} gives its position, and a prompt has {shortest} tokens; name an earlier one")
+        return _from_tokens(positions, here.index.new_full((len(here.index), 1), source), here)
+
+    return _of_prompt(position, "the position of a token in the cache is not known; enter the context before the prompt")
+
+
+def _of_prompt(find: Change, lacking: str) -> Change:
+    """What `find` gives for a prompt, also for new tokens when the prompt stands in the cache. Raises InputError, `lacking`, where no pass
+    began with the prompt.
+    """
     known: dict[tuple[int, tuple[int, ...]], Tensor] = {}
 
     def change(positions: Tensor, here: Here) -> Tensor:
         where = here.layer, here.heads
         if here.start == 0:
-            last = here.index[:, -1:]
-            if int(last.min()) < source:
-                raise InputError(
-                    f"token {source} gives its position, and a prompt has {int(last.min()) + 1} tokens; name an earlier one"
-                )
-            column = source + positions.shape[-1] - 1 - last  # whatever the padding
-            known[where] = positions.gather(-1, column[:, None].expand(-1, positions.shape[1], -1))
+            known[where] = find(positions, here)
         elif where not in known or len(known[where]) != len(positions):
-            raise InputError("the position of a token in the cache is not known; enter the context before the prompt")
+            raise InputError(lacking)
         return known[where]
 
     return change
+
+
+def _from_tokens(positions: Tensor, source: Int[Tensor, "prompt token"], here: Here) -> Tensor:
+    """The positions of tokens `source` of the same prompts."""
+    # The last token stands in the last column, whatever the padding.
+    column = source + positions.shape[-1] - 1 - here.index[:, -1:]
+    return positions.gather(-1, column[:, None].expand(-1, positions.shape[1], -1))
 
 
 def to_multiples(step: float) -> Change:
@@ -358,13 +365,12 @@ def reordered(order: Int[Tensor, "prompt token"] | Int[Tensor, "token"]) -> Chan
             if int(here.index.min()) < count:
                 raise InputError("positions of tokens in the cache cannot change places with new ones; generate without a cache")
             return positions
-        last = here.index[:, -1:]
-        if int(last.min()) + 1 < count:
-            raise InputError(f"an order of {count} tokens came to a prompt of {int(last.min()) + 1}; give one that is no longer")
+        shortest = int(here.index[:, -1].min()) + 1
+        if shortest < count:
+            raise InputError(f"an order of {count} tokens came to a prompt of {shortest}; give one that is no longer")
         by_prompt = order.to(here.index.device).expand(len(here.index), -1)
         source = torch.where(here.index < count, by_prompt.gather(1, here.index.clamp_max(count - 1)), here.index)
-        column = source + positions.shape[-1] - 1 - last  # the last token stands in the last column, whatever the padding
-        return positions.gather(-1, column[:, None].expand_as(positions))
+        return _from_tokens(positions, source, here)
 
     return change
 

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 import repo_interp as ri
 from repo_interp.models.architectures import native_layout
-from repo_interp.models.reposition import attentions, mix_with_index
+from repo_interp.models.reposition import attentions, blocks, mix_with_index
 
 TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
 LAYOUTS = ["repo", "repo@1/3", "nope", "continuous", "multihead_continuous", "r2n1"]
@@ -186,6 +186,24 @@ def test_repositioning_again_starts_the_new_scheme_afresh():
         assert_close(model(TOKENS).logits, before)
         assert_close(ri.reposition(model, "rope")(TOKENS).logits, before)
     assert ri.added_parameters(model) == 0
+
+
+def test_attention_modules_are_those_of_the_model_as_it_is_now():
+    model = ri.reposition(tiny("llama"), "rope,repo,nope")
+    before = list(attentions(model))
+    assert [each.scheme for each in before] == ["rope", "repo", "nope"]
+    copied = copy.deepcopy(model)
+    assert not {id(each) for each in attentions(copied)} & {id(each) for each in before}
+    model.model.layers[1].self_attn = copy.deepcopy(model.model.layers[2].self_attn)
+    assert [each.layer_idx for each in attentions(model)] == [0, 2]
+    del model.model.layers[2]
+    model.model.layers[1].self_attn.repositioned.layer_idx = 1
+    assert [each.scheme for each in attentions(model)] == ["rope", "nope"]
+    assert blocks(model) is model.model.layers
+    ri.reposition(copied, "nope")
+    bridge = ri.bridge(copied)
+    assert [each.scheme for each in attentions(bridge)] == ["nope"] * 3
+    assert list(attentions(bridge)) == list(attentions(copied))
 
 
 @pytest.mark.parametrize(
