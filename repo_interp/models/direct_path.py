@@ -145,14 +145,14 @@ def _remember_gate(attention: RepositionedAttention, gates: dict[int, Tensor], h
     projection = attention.output_projection
     assert projection is not None  # `_added` has seen it
 
-    def heads(module: nn.Module, arguments: tuple, output: Tensor) -> None:
+    def heads(output: Tensor) -> None:
         attended[:] = [output[0].reshape(output.shape[1], -1)]
 
     def projected(module: nn.Module, arguments: tuple) -> None:
         (plain,), given = attended, arguments[0].reshape(-1, arguments[0].shape[-1])
         gates[attention.layer_idx] = torch.where(plain == 0, 1.0, given / plain).float()
 
-    hooks.callback(attention.sites.attended.register_forward_hook(heads).remove)
+    hooks.callback(attention.sites.call("attended", heads))
     hooks.callback(projection.register_forward_pre_hook(projected).remove)
 
 

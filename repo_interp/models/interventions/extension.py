@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -144,26 +144,8 @@ def rescaled(
     }
     scaling = yarn_attention_scaling(value) if name == "yarn" else 1.0
     with lasting(model) as undo:
-        if head is None:
-            _retune(undo, attention, lambda present: _by_row(present, changes[name], None), scaling)
-        else:
-            put(undo, attention, "frequencies", lambda present: _by_row(_per_head(present, attention.heads), changes[name], head))
-            factors = torch.ones(attention.heads, 1, 1)
-            factors[head] = scaling
-            put(undo, attention, "attention_scaling", lambda present: present * factors)
+        _retune(undo, attention, changes[name], scaling, head)
         yield
-
-
-def _per_head(frequencies: Tensor, heads: int) -> Float[Tensor, "head 1 component"]:
-    return frequencies if frequencies.ndim == 3 else frequencies.expand(heads, 1, -1).clone()
-
-
-def _by_row(frequencies: Tensor, change: Callable[[Tensor], Tensor], head: int | None) -> Tensor:
-    """Frequencies of a layer, or of each of its heads, with those of one head (None: all) changed."""
-    if frequencies.ndim == 1:
-        return change(frequencies)
-    rows = [change(row[0]) if head in (None, number) else row[0] for number, row in enumerate(frequencies)]
-    return torch.stack(rows)[:, None]
 
 
 @contextmanager
@@ -289,7 +271,24 @@ def _with_distances(model: nn.Module, method: str) -> tuple[list[RepositionedAtt
     return rotating, biased
 
 
-def _retune(undo: ExitStack, attention: RepositionedAttention, change: Callable[[Tensor], Tensor], scaling: float) -> None:
-    """Rotate by what `change` makes of the frequencies, with `scaling` times the attention scaling, until undone."""
-    put(undo, attention, "frequencies", change)
-    put(undo, attention, "attention_scaling", lambda present: present * scaling)
+def _retune(
+    undo: ExitStack,
+    attention: RepositionedAttention,
+    change: Callable[[Tensor], Tensor],
+    scaling: float,
+    head: int | None = None,
+) -> None:
+    """Rotate one head (None: all) by what `change` makes of its frequencies, with `scaling` times the attention scaling, until undone."""
+
+    def changed(present: Tensor) -> Tensor:
+        if present.ndim == 1 and head is None:
+            return change(present)
+        by_head = present.expand(attention.heads, 1, -1)
+        return torch.stack([change(row[0]) if head in (None, number) else row[0] for number, row in enumerate(by_head)])[:, None]
+
+    factors: Any = scaling
+    if head is not None:
+        factors = torch.ones(attention.heads, 1, 1)
+        factors[head] = scaling
+    put(undo, attention, "frequencies", changed)
+    put(undo, attention, "attention_scaling", lambda present: present * factors)
