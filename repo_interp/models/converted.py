@@ -6,7 +6,6 @@ or not finite is refused by name. Knows nothing about position schemes.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from transformers.utils import logging
 
 from repo_interp.errors import InputError, one_line
 from repo_interp.models.stored import stored_weights
-from repo_interp.models.weights import require_finite_weight
+from repo_interp.models.weights import require_finite_weight, require_fit
 
 
 def is_converted(model: PreTrainedModel, directory: Path) -> bool:
@@ -52,19 +51,14 @@ def loaded_by_transformers(directory: Path, config: PretrainedConfig, dtype: tor
     finally:
         if shown:
             logging.enable_progress_bar()
-    faults = [
-        f"{len(names)} {what} (first: {_first(names)})"
-        for what in ("missing", "unexpected", "mismatched")
-        if (names := report[f"{what}_keys"])
-    ]
-    if faults:
-        raise InputError(f"{directory}: the weights do not fit a {config.model_type}: {', '.join(faults)}; nothing was loaded")
+    faults = {what: sorted(map(_name, report[f"{what}_keys"])) for what in ("missing", "unexpected", "mismatched")}
+    require_fit(directory, f"a {config.model_type}", **faults)
     for name, parameter in model.named_parameters():
         if parameter.device.type != "meta":
             require_finite_weight(parameter.detach(), name, directory)
     return model
 
 
-def _first(names: Collection[Any]) -> str:
-    first = min(names, key=str)
-    return first if isinstance(first, str) else str(first[0])
+def _name(reported: str | tuple) -> str:
+    """The name of a weight, which transformers reports alone or beside its shapes."""
+    return reported if isinstance(reported, str) else str(reported[0])

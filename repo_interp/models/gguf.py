@@ -34,6 +34,7 @@ from repo_interp.files import replaced
 from repo_interp.models.gguf_header import FACTORS, Header, header_of, require_magic
 from repo_interp.models.gguf_metadata import Architecture, architecture_of, keys_of
 from repo_interp.models.stored import cache_directory, is_whole
+from repo_interp.models.weights import require_fit
 
 _VERSION = 2
 """Raised whenever the same file is converted to something else, so that what an older version kept is not taken."""
@@ -175,14 +176,8 @@ def _fitting(model: PreTrainedModel, header: Header) -> dict[str, str]:
         wanted.pop("lm_head.weight", None)
     names = {name: f"{known.get_name(name.rpartition('.')[0])}.{name.rpartition('.')[2]}" for name in wanted}
     described = f"a {architecture} of {model.config.num_hidden_layers} blocks"
-    absent = [stored for stored in names.values() if stored not in shapes]
-    unused = sorted(shapes.keys() - set(names.values()))
-    for faults, what in (
-        (absent, f"lacks {len(absent)} of the tensors of {described}"),
-        (unused, f"holds {len(unused)} that {described} lacks"),
-    ):
-        if faults:
-            raise InputError(f"{file} {what} (first: {one_line(faults[0], 100)}); nothing was loaded")
+    missing = [stored for stored in names.values() if stored not in shapes]
+    require_fit(file, described, missing=missing, unexpected=sorted(shapes.keys() - set(names.values())))
     for name, stored in names.items():
         if shapes[stored] != wanted[name]:
             raise InputError(f"{file}: {stored} has shape {list(shapes[stored])}; {described} wants {list(wanted[name])}")

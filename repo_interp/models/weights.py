@@ -10,14 +10,14 @@ memory as the model, and one chunk. Knows nothing about layouts and configuratio
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, one_line
 from repo_interp.models.stored import StoredWeight, file_key, stored_weights
 
 _CHUNK = 4 << 20
@@ -50,12 +50,15 @@ def fitting_weights(model: nn.Module, directory: Path, described: str) -> dict[s
     tied = set(tied_parameters(model))
     present = {id(state[name]) for name in (*stored, *(tied if tied & set(stored) else ()))}
     missing = [key for key, name in parameters.items() if id(state[name]) not in present]
-    if missing or unexpected:
-        faults = [
-            f"{len(keys)} {what} (first: {keys[0]})" for keys, what in ((missing, "missing"), (unexpected, "unexpected")) if keys
-        ]
-        raise InputError(f"{directory}: the weights do not fit {described}: {', '.join(faults)}; nothing was loaded")
+    require_fit(directory, described, missing=missing, unexpected=unexpected)
     return stored
+
+
+def require_fit(source: object, described: str, **faults: Sequence[str]) -> None:
+    """Raise InputError where weights of `source` do not fit what is `described`: their names, by what is wrong with them."""
+    found = [f"{len(names)} {what} (first: {one_line(names[0], 100)})" for what, names in faults.items() if names]
+    if found:
+        raise InputError(f"{source}: the weights do not fit {described}: {', '.join(found)}; nothing was loaded")
 
 
 def tied_parameters(model: Any) -> tuple[str, ...]:
