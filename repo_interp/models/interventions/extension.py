@@ -22,15 +22,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import torch
+from annotated_types import Interval
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from repo_interp.errors import InputError, one_line
+from repo_interp.errors import InputError
 from repo_interp.models.architectures import training_length
 from repo_interp.models.attention import RepositionedAttention
+from repo_interp.models.fields import Length
 from repo_interp.models.lasting import lasting, put
 from repo_interp.models.masks import visible
 from repo_interp.models.reposition import attentions, attentions_of
@@ -38,7 +40,10 @@ from repo_interp.positions.biases import PositionBias
 from repo_interp.positions.logits import soft_capped
 from repo_interp.positions.rotary import expand_heads, rotate
 from repo_interp.positions.scaling import interpolate, with_base, yarn_attention_scaling, yarn_frequencies
+from repo_interp.values import TokensOrNone, checked
 
+_Factor = Annotated[float, Interval(ge=1e-9, le=1e9)]
+"""What distances may be divided by."""
 Method = Literal["plain", "lm_infinite", "interpolation", "yarn"]
 METHODS: tuple[Method, ...] = get_args(Method)
 GLOBAL_TOKENS = 10
@@ -81,7 +86,7 @@ def allowed_methods(model: nn.Module) -> tuple[str, ...]:
 @contextmanager
 def interpolated(model: nn.Module, factor: float) -> Iterator[None]:
     """Position interpolation by `factor`: every distance counts as 1 / factor of it. Raises InputError where nothing has distances."""
-    factor = _factor(factor)
+    factor = checked(factor, _Factor, "the factor of an extension")
     rotating, biased = _with_distances(model, "position interpolation")
     with lasting(model) as undo:
         for attention in rotating:
@@ -98,9 +103,8 @@ def interpolated(model: nn.Module, factor: float) -> Iterator[None]:
 @contextmanager
 def yarn(model: nn.Module, factor: float, training_length: int) -> Iterator[None]:
     """YaRN by `factor` from `training_length` tokens, in every layer that rotates. Raises InputError where none does."""
-    factor = _factor(factor)
-    if isinstance(training_length, bool) or not hasattr(training_length, "__index__") or training_length < 1:
-        raise InputError(f"the training length is {training_length!r}; wanted a whole number of tokens, at least 1")
+    factor = checked(factor, _Factor, "the factor of an extension")
+    training_length = checked(training_length, Length, "the training length")
     rotating, _ = _with_distances(model, "YaRN")
     if not rotating:
         raise InputError("YaRN changes how layers rotate, and no layer of this model does; leave the method out")
@@ -130,7 +134,7 @@ def rescaled(
     if len(given) != 1:
         raise InputError(f"one of yarn, theta and linear was wanted; got {', '.join(given) or 'none'}")
     ((name, value),) = given.items()
-    value = _factor(value)
+    value = checked(value, _Factor, "the factor of an extension")
     (attention,) = attentions_of(model, [layer])
     if attention.frequencies is None or attention.assigner is None:
         raise InputError(f"layer {layer} ({attention.scheme}) does not rotate, so it has no frequencies to change")
@@ -156,10 +160,8 @@ def lm_infinite(model: nn.Module, length: int, global_tokens: int = GLOBAL_TOKEN
 
     Raises InputError for a model with contextual positions, and inside it for cached keys.
     """
-    whole = all(hasattr(count, "__index__") and not isinstance(count, bool) for count in (length, global_tokens))
-    if not whole or length < 1 or global_tokens < 0:
-        shown = one_line(f"{length!r}, {global_tokens!r}", 80)
-        raise InputError(f"a window of at least 1 token and 0 or more global tokens were wanted; got {shown}")
+    length = checked(length, Length, "the window of LM-Infinite")
+    global_tokens = checked(global_tokens, TokensOrNone, "the number of global tokens")
     with lasting(model) as undo:
         for attention in attentions(model):
             if attention.position_logits is not None and not isinstance(attention.position_logits, PositionBias):
@@ -169,13 +171,6 @@ def lm_infinite(model: nn.Module, length: int, global_tokens: int = GLOBAL_TOKEN
             instead = _Lambda(attention, length, global_tokens)
             put(undo, attention, "attend", lambda present, instead=instead: instead.attend)
         yield
-
-
-def _factor(factor: float) -> float:
-    """The factor of an extension. Raises InputError where it is no number that float32 can divide distances by."""
-    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1e-9 <= factor <= 1e9:
-        raise InputError(f"the factor of an extension is {one_line(repr(factor), 80)}; wanted a number from 1e-9 to 1e9")
-    return float(factor)
 
 
 @dataclass

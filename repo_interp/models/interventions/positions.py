@@ -24,13 +24,13 @@ Greedy text is then the same with and without a cache, but for orders that are d
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from annotated_types import Interval
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformer_lens import ActivationCache
@@ -51,9 +51,10 @@ from repo_interp.models.interventions.replacing import (
 )
 from repo_interp.models.reposition import attentions, called_at
 from repo_interp.positions.rotary import expand_heads
-from repo_interp.values import Seed, TokensOrNone, checked
+from repo_interp.values import Finite, Seed, TokensOrNone, checked
 
 FLOAT32 = torch.finfo(torch.float32)
+_Step = Annotated[float, Interval(ge=1e-30, le=1e9)]
 HOOK = "blocks.{}.attn.hook_positions"
 """Name of a layer's positions in a bridge's cache."""
 
@@ -71,7 +72,7 @@ def frozen(
     Frozen over all tokens a head computes as without positions (NoPE), whatever the value. Raises InputError for a value that is no
     finite number.
     """
-    value = None if value is None else finite(value, "the value that positions are frozen at")
+    value = None if value is None else checked(value, Finite, "the value that positions are frozen at")
     return replaced(model, to_mean() if value is None else to_value(value), heads, layer=layer, tokens=tokens)
 
 
@@ -150,7 +151,7 @@ def scaled(
     model: nn.Module, factor: float, heads: Heads = None, *, layer: Layers = None, tokens: Tokens = None
 ) -> AbstractContextManager:
     """While it lasts, positions are `factor` times what they are. Raises InputError for a factor that is no finite number."""
-    factor = finite(factor, "the factor that positions are scaled by")
+    factor = checked(factor, Finite, "the factor that positions are scaled by")
     return replaced(model, lambda positions, here: factor * positions, heads, layer=layer, tokens=tokens)
 
 
@@ -158,9 +159,7 @@ def rounded(
     model: nn.Module, heads: Heads = None, *, layer: Layers = None, tokens: Tokens = None, step: float = 1.0
 ) -> AbstractContextManager:
     """While it lasts, positions are rounded to multiples of `step`, halves to the even one."""
-    step = finite(step, "the step that positions are rounded to multiples of")
-    if not step >= FLOAT32.tiny:
-        raise InputError(f"positions are rounded to multiples of a step above 0, not {step}; wanted at least {FLOAT32.tiny:.2g}")
+    step = checked(step, _Step, "the step that positions are rounded to multiples of")
     return replaced(model, to_multiples(step), heads, layer=layer, tokens=tokens)
 
 
@@ -181,7 +180,7 @@ def shifted(
     model: nn.Module, by: float, heads: Heads = None, *, layer: Layers = None, tokens: Tokens = None
 ) -> AbstractContextManager:
     """While it lasts, the chosen tokens - a needle's, say - stand `by` positions further on. Raises InputError for no finite number."""
-    by = finite(by, "the number of positions that tokens are shifted by")
+    by = checked(by, Finite, "the number of positions that tokens are shifted by")
     return replaced(model, lambda positions, here: positions + by, heads, layer=layer, tokens=tokens)
 
 
@@ -270,14 +269,6 @@ def positions_of(
     with called_at(model, "positions", record):
         decode(model, given, torch.ones_like(given, dtype=torch.bool))
     return recorded
-
-
-def finite(value: float, what: str) -> float:
-    """`value` as a number that float32 holds. Raises InputError, naming `what` it is, for any other."""
-    one = (isinstance(value, numbers.Real) and not isinstance(value, bool)) or (isinstance(value, Tensor) and value.numel() == 1)
-    if not one or not abs(value) <= FLOAT32.max:
-        raise InputError(f"{what} is {one_line(repr(value), 160)}; wanted a finite number")
-    return float(value)
 
 
 def to_index(positions: Tensor, here: Here) -> Tensor:
