@@ -6,29 +6,32 @@
 TransformerLens re-implements attention, and a stock adapter would silently rotate by the token index. Here its hook points are the
 hook sites of `RepositionedAttention` instead, on the stock module, so bridge and Hugging Face model run the same code; scores and
 patterns are materialised only in layers where a hook reads them, elsewhere the fused kernel runs.
+
+Decoders that TransformerLens has no adapter for get one of their own: embed, blocks.{i}.hook_in / hook_out, blocks.{i}.attn, unembed. Names
+of parts are read off the model; norms and feed-forward parts stay inside their blocks, without hook points.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from transformer_lens import ActivationCache
+from transformer_lens.factories.architecture_adapter_factory import SUPPORTED_ARCHITECTURES, ArchitectureAdapterFactory
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import TransformerBridge
-from transformer_lens.model_bridge.generalized_components import (
-    LinearBridge,
-)
+from transformer_lens.model_bridge.architecture_adapter import ArchitectureAdapter
+from transformer_lens.model_bridge.generalized_components import BlockBridge, EmbeddingBridge, LinearBridge, UnembeddingBridge
+from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
 from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from repo_interp.errors import InputError, warn
-from repo_interp.models.any_adapter import adapter_for, architecture_of, has_hook
 from repo_interp.models.attention import attached
 from repo_interp.models.changes import unchanged_computation
 from repo_interp.models.layer_pass import HookSites
-from repo_interp.models.reposition import attentions
+from repo_interp.models.reposition import attentions, blocks
 
 
 class RepositionedBridge(TransformerBridge):
@@ -258,3 +261,48 @@ def _hook(pos_dim: int) -> HookPoint:
     point = HookPoint()
     point.pos_dim = pos_dim
     return point
+
+
+class AnyAttention(GeneralizedComponent):
+    """An attention module as it is; its hook points are those that `bridge` puts at the hook sites."""
+
+
+class AnyBlock(BlockBridge):
+    """A layer, whose residual stream is seen before and after it."""
+
+    hook_aliases: ClassVar = {"hook_resid_pre": "hook_in", "hook_resid_post": "hook_out", "hook_attn_out": "attn.hook_out"}
+
+
+def architecture_of(model: Any) -> str:
+    """The name of TransformerLens' adapter for `model`; where it has none, that of one made for this model."""
+    name = type(model).__name__
+    return name if name in SUPPORTED_ARCHITECTURES else adapter_for(model)
+
+
+def adapter_for(model: Any) -> str:
+    """The name of an adapter made for `model`."""
+    made = f"{type(model).__name__} (repo_interp)"
+    parts = {id(module): path for path, module in model.named_modules()}
+    stack = blocks(model)
+    attention = next(path for path, module in stack.named_modules() if attached(module) is not None).partition(".")[2]
+
+    class Adapter(ArchitectureAdapter):
+        """Parts of the model by name."""
+
+        def __init__(self, cfg: Any) -> None:
+            super().__init__(cfg)
+            self.component_mapping = {
+                "embed": EmbeddingBridge(name=parts[id(model.get_input_embeddings())]),
+                "blocks": AnyBlock(
+                    name=parts[id(stack)], submodules={"attn": AnyAttention(name=attention, config=cfg, optional=True)}
+                ),
+                "unembed": UnembeddingBridge(name=parts[id(model.get_output_embeddings())], config=cfg),
+            }
+
+    ArchitectureAdapterFactory.register_adapter(made, Adapter)
+    return made
+
+
+def has_hook(component: nn.Module, name: str) -> bool:
+    """Whether a component of a bridge has a hook point or an alias called `name`."""
+    return name in getattr(component, "hook_aliases", {}) or name in dict(component.named_children())

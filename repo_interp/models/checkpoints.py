@@ -44,7 +44,6 @@ from repo_interp.models.configuration import (
     scaled_configuration,
     written_configuration,
 )
-from repo_interp.models.converted import is_converted, loaded_by_transformers
 from repo_interp.models.directories import is_of_checkpoint
 from repo_interp.models.dispatch import DeviceMap, MostMemory, device_of_weights, dispatched, is_dispatched, weights_in_place
 from repo_interp.models.fields import DTYPES, SpecialTokens
@@ -53,7 +52,7 @@ from repo_interp.models.gguf_header import SUFFIX
 from repo_interp.models.reposition import assigner_parameters, layout, reposition, with_layout  # noqa: F401 - `ri.reposition` is found here
 from repo_interp.models.stated import HUGGING_FACE, OURS, Checkpoint, json_object, tokens_of
 from repo_interp.models.stored import StoredWeight, file_key
-from repo_interp.models.weights import fitting_weights, read_weights, tied_parameters
+from repo_interp.models.weights import fitting_weights, is_converted, loaded_by_transformers, read_weights, tied_parameters
 from repo_interp.positions.layouts import format_layout
 from repo_interp.records import modelled
 
