@@ -134,7 +134,7 @@ def attach(model: PreTrainedModel, rank: int, first_layer: int = 0) -> None:
 
 
 def base_of(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint that an adapter stands on. Raises InputError where it is not there, is another one, or an adapter itself."""
+    """The base checkpoint of an adapter. Raises InputError where it is missing, has other weights, or is an adapter itself."""
     base = checkpoint.base
     assert base is not None
     known = described_base(checkpoint.directory, base, configured)

@@ -4,8 +4,8 @@
     S = logit_scale * rotate(q, z) rotate(k, z)^T + position_logits(q, k, ...)       masked to the past
     out = softmax(S) v
 
-The stock module stays in place and computes everything else: projections, norms, gates, the output. `RepositionedAttention` stands on it
-by two hooks and by the attention function of transformers:
+The stock module stays in place and computes everything else: projections, norms, gates, the output. `RepositionedAttention` attaches
+to it by two hooks and by the attention function of transformers:
 
     before the module    positions are assigned from the hidden states; the module's tables are replaced by the identity, so that queries,
                          keys and the key-value cache stay unrotated; positions of keys are cached beside them (`cached`)
@@ -304,7 +304,7 @@ class RepositionedAttention:
 
     @property
     def attends_as_built(self) -> bool:
-        """Whether `attend` is this class's: False while an intervention stands in its place."""
+        """Whether `attend` is this class's: False while an intervention replaces it."""
         return "attend" not in vars(self)
 
     def attend(
@@ -424,7 +424,7 @@ class RepositionedAttention:
 
 
 def attached(module: nn.Module) -> RepositionedAttention | None:
-    """What stands on a stock attention module; None where nothing does."""
+    """The `RepositionedAttention` of a stock attention module; None where it has none."""
     return vars(module).get(_ATTACHED)
 
 

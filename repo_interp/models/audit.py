@@ -4,7 +4,7 @@
 
 A model that does not rotate as its configuration says gives plausible short texts, and fails at long ones. So the angle is measured on the
 attention modules themselves, called with the tables that the model's own rotary module makes for the positions delta: powers of two and
-their neighbours, to the longest length. The angle is computed in float64 from passes in float32 (or the dtype asked for). Expected are
+their neighbours, to the longest length. The angle is computed in float64 from passes in float32 (or in `dtype`). Expected are
 
     theta_r      transformers' rope functions, from the configuration; 1 / theta^(2r/d) in float64 for the default kind
     pairs        those of a module of the same class, built anew

@@ -39,7 +39,7 @@ def capture(
     """Run `tokens` through a repositioned model or bridge and hand every layer in `layers` (None: all) to `receive`.
 
     The pass ends after the last of `layers`: later ones are not computed.
-    `valid` marks tokens that are not padding, which may stand on either side. `prompts` numbers the prompts. Queries, keys and
+    `valid` marks tokens that are not padding, which may be on either side. `prompts` numbers the prompts. Queries, keys and
     positions arrive in float32 or wider. Raises InputError naming layer and prompt where a value is not finite.
     """
 

@@ -140,7 +140,7 @@ def device_named(name: str) -> torch.device:
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase | None:
-    """The tokenizer that stands beside the weights, of an adapter beside those of its base; None where there is none."""
+    """The tokenizer in the directory of the weights, of an adapter in that of its base; None where there is none."""
     directory = tokens_of(checkpoint.directory)
     if not any((directory / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")):
         return None
@@ -186,7 +186,7 @@ def save(
 
 
 def _replaceable(directory: str | os.PathLike[str]) -> Path:
-    """`directory` without links. Raises InputError where a file stands there, or where it cannot be exchanged for another directory."""
+    """`directory` without links. Raises InputError where it is a file, or cannot be exchanged for another directory."""
     place = path_of(directory, "a directory for the checkpoint").resolve()
     require_directory(place)
     if place.is_mount() or Path.cwd().is_relative_to(place):
@@ -198,7 +198,7 @@ def _replaceable(directory: str | os.PathLike[str]) -> Path:
 
 
 def _keep_others(directory: Path, unfinished: Path) -> None:
-    """Put what stands in `directory` and is of no checkpoint into `unfinished` too, as links to the same files where the disk has such."""
+    """Put the files in `directory` that belong to no checkpoint into `unfinished` too, as links where the disk has such."""
 
     def of_checkpoint(folder: str, names: list[str]) -> list[str]:
         if Path(folder) != directory:

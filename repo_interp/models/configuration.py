@@ -1,7 +1,7 @@
-"""Configurations of transformers for what config.json says (`stated`), and the one that a repositioned model is written with.
+"""Make configurations of transformers from config.json (`stated`), and the configuration that a repositioned model is saved with.
 
-A model that `reposition` changed has a configuration that is written in our format, whoever saves it (`repositioned_class`). A class of
-another library would take every other key and run plain RoPE; a number of layers that is no number makes it fail.
+A model that `reposition` changed has a configuration that is written in our format, whatever code saves it (`repositioned_class`). A
+class of another library would take every other key and run plain RoPE; a number of layers that is no number makes it fail.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def repositioned(config: PretrainedConfig, schemes: tuple[str, ...], options: Ma
 
 
 def written_configuration(decoder: Any) -> dict[str, Any]:
-    """What config.json says of a repositioned model."""
+    """The content of config.json for a repositioned model."""
     dtype = str(decoder.dtype).removeprefix("torch.")
     config = decoder.config.to_dict() | {"dtype": dtype, "architectures": [class_name(decoder.config.model_type)]}
     config.pop("_name_or_path", None)

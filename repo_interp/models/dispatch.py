@@ -85,7 +85,7 @@ def dispatched(
         if placed[name] == "disk"
     }
     level = logging.getLogger("accelerate.big_modeling")
-    before, level.disabled = level.disabled, True  # it warns of what was asked for
+    before, level.disabled = level.disabled, True  # it warns of the offloading that the user chose
     try:
         modules = {name.rpartition(".")[0]: device for name, device in placed.items()}
         return dispatch_model(  # pyright: ignore[reportReturnType]

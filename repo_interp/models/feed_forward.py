@@ -47,7 +47,7 @@ def _is_plain(part: nn.Module) -> bool:
 
 
 def _is_watched(part: nn.Module) -> bool:
-    """Whether a hook stands on a module within `part`: TransformerLens', torch's own, or one that fetches weights from elsewhere."""
+    """Whether a module within `part` has a hook: TransformerLens', torch's own, or one that fetches weights from elsewhere."""
     within = (module for module in part.modules() if module is not part)
     return any(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or hasattr(module, "_hf_hook")

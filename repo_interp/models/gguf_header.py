@@ -1,4 +1,4 @@
-"""The header of a GGUF file: its metadata, and where it has each tensor. Loads no torch; values are read when they are asked for.
+"""The header of a GGUF file: its metadata, and where it has each tensor. Loads no torch; `values` reads a tensor.
 
     "GGUF" version tensors pairs | key type value ... | name axes kind offset ... | padding | values of tensors, in order, without gaps
 

@@ -110,7 +110,7 @@ class Pass:
     attention_mask: Tensor | None
     index: Int[Tensor, "any token"]
     start: int
-    """Tokens that stand in the cache, before those of this pass."""
+    """Tokens in the cache, before those of this pass."""
     positions: Float[Tensor, "batch P token"] | None = None
     gate_keys: Tensor | None = None
     sinks: Float[Tensor, "head"] | None = None

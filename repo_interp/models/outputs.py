@@ -2,7 +2,7 @@
 
     o_s = sum_{j = s .. s + L - 1} softmax_j(w(q, k_j, distance)) v_j
 
-The query stands at the last place of every window, so distances are L - 1 .. 0, as length extension makes them look; where positions
+The query takes the last place of every window, so distances are L - 1 .. 0, as length extension makes them look; where positions
 are learned, distances are those of the query's own position to the keys'. Knows nothing about which queries and windows.
 """
 

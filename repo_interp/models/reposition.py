@@ -48,7 +48,7 @@ def reposition(model: PreTrainedModel, layout: str, **options: str | float) -> P
 
     `options` are choices within schemes (see `models.options.SchemeOptions`), above all `assignment`: what has a row of learned
     positions of its own, "kv_head", "head" or "layer". A model that was repositioned before starts the new schemes afresh. The model
-    trains, generates, and keeps its weights' names; `added_parameters` says what the schemes cost. Raises InputError for decoders,
+    trains, generates, and keeps its weights' names; `added_parameters` counts what the schemes added. Raises InputError for decoders,
     layouts and options that do not fit, options without effect in the layout among them.
     """
     require_model(model)

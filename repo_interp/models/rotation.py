@@ -79,7 +79,7 @@ class Source:
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """What the configuration says of these frequencies."""
+        """The parameters of these frequencies in the configuration."""
         stated = getattr(self.config, "rope_parameters", None) or {}
         return stated.get(self.prefix.removesuffix("_"), stated) if self.prefix else stated
 

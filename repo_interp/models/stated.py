@@ -50,7 +50,7 @@ class Checkpoint:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Choices within schemes, as `reposition` takes them."""
     base: Base | None = None
-    """What an adapter stands on; None for a whole checkpoint."""
+    """The base of an adapter; None for a whole checkpoint."""
     lacks: str = ""
     """The numbers of `_defaults` that config.json leaves to transformers, in words; empty where it says them all."""
 
@@ -62,8 +62,8 @@ Configure = Callable[[dict[str, Any], str], Any]
 def described(path: str | os.PathLike[str], configure: Configure | None = None, **hub: Any) -> Checkpoint:
     """The checkpoint at `path`: a directory, the name of a checkpoint of the zoo, or a hub id (fetched with the options `hub`).
 
-    Raises InputError where none can be read. A name of the zoo is never looked for on the hub. The numbers of `_defaults`, which
-    config.json leaves to transformers, are told by a warning, a Note.
+    Raises InputError where none can be read. A name of the zoo is never looked for on the hub. Warns, with a Note, of the numbers of
+    `_defaults`, which config.json leaves to transformers.
     """
     directory = directory_of(path, hub)
     raw, source = stated(directory), str(directory / "config.json")

@@ -24,7 +24,7 @@ from repo_interp.values import shortened
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 """Of a number, by the types of weights that are read."""
 ADAPTER = "adapter_model.safetensors"
-"""The file of an adapter, which stands in place of whole weights (see `models.adapters`)."""
+"""The file of an adapter, which replaces whole weights (see `models.adapters`)."""
 
 
 def _beside(name: str) -> str:

@@ -36,7 +36,7 @@ def fitting_weights(model: nn.Module, directory: Path, described: str) -> dict[s
     """The stored weight of every parameter of `model`, by parameter; read from headers alone.
 
     A weight that several parts of the model share may be stored once. Raises InputError where names, shapes or
-    dtypes do not fit; `described` says what they should fit.
+    dtypes do not fit; `described`: what they should fit, in words.
     """
     state = model.state_dict(keep_vars=True)
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}

@@ -53,7 +53,7 @@ def exchanged_keys(model: nn.Module, orders: Mapping[int, Int[Tensor, "batch tok
 
 @contextmanager
 def moved_keys(model: nn.Module, shifts: Mapping[int, Shift]) -> Iterator[None]:
-    """In the layers named by `shifts`, keys stand at z + shifts[layer](z). Raises InputError for a layer that the model lacks.
+    """In the layers named by `shifts`, keys have the positions z + shifts[layer](z). Raises InputError for a layer that the model lacks.
 
     With learned absolute positions the shift of layer 0 acts, once for the whole model; an index is rounded, and kept in the table.
     """

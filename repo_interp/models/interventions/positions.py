@@ -90,7 +90,7 @@ def permuted(
     `order`: a permutation of the first tokens' indices, [token] or [prompt, token]; tokens after it keep theirs. None: the chosen tokens
     of every prompt change places at random, by `seed` - also with padding on the right, unless an attention mask or `tokens` leave it
     out; where prompts are analysed and scored it is left out. Raises InputError for an order that is none, and inside for tokens of it
-    that stand in the cache or that a prompt lacks.
+    that are in the cache or that a prompt lacks.
     """
     if order is None:
         seed = checked(seed, Seed, "seed")
@@ -179,7 +179,7 @@ def clipped(
 def shifted(
     model: nn.Module, by: float, heads: Heads = None, *, layer: Layers = None, tokens: Tokens = None
 ) -> AbstractContextManager:
-    """While it lasts, the chosen tokens - a needle's, say - stand `by` positions further on. Raises InputError for no finite number."""
+    """While it lasts, the chosen tokens - a needle's, say - are `by` positions further on. Raises InputError for no finite number."""
     by = checked(by, Finite, "the number of positions that tokens are shifted by")
     return replaced(model, lambda positions, here: positions + by, heads, layer=layer, tokens=tokens)
 
@@ -200,7 +200,7 @@ def transplanted(
     tokens: Tokens = None,
     from_head: tuple[int, int] | None = None,
 ) -> AbstractContextManager:
-    """While it lasts, tokens have the positions that stand in `recorded` for the same layer, head and index.
+    """While it lasts, tokens have the positions that `recorded` holds for the same layer, head and index.
 
     `recorded`: what `positions_of` returns for another prompt or checkpoint, or a bridge's cache; one prompt serves all. Tokens beyond it
     keep theirs. `from_head`: the (layer, head) that all chosen heads get theirs from. Raises InputError, inside, where `recorded` lacks the
@@ -224,7 +224,7 @@ def transplanted(
 def set_positions(
     model: nn.Module, layer: int, head: int | None, values: float | Sequence[float] | Tensor | Callable[[Tensor], Tensor]
 ) -> AbstractContextManager:
-    """While the context lasts, `values` stand in place of the positions of one head (None: all heads) in `layer`.
+    """While the context lasts, `values` replace the positions of one head (None: all heads) in `layer`.
 
         with ri.set_positions(bridge, layer=2, head=1, values=torch.arange(20.0)):
             logits, cache = bridge.run_with_cache(tokens)
@@ -317,7 +317,7 @@ def to_token(source: int) -> Change:
 
 
 def _of_prompt(find: Change, lacking: str) -> Change:
-    """What `find` gives for a prompt, also for new tokens when the prompt stands in the cache. Raises InputError, `lacking`, where no pass
+    """What `find` gives for a prompt, also for new tokens when the prompt is in the cache. Raises InputError, `lacking`, where no pass
     began with the prompt.
     """
     known: dict[tuple[int, tuple[int, ...]], Tensor] = {}
@@ -335,7 +335,7 @@ def _of_prompt(find: Change, lacking: str) -> Change:
 
 def _from_tokens(positions: Tensor, source: Int[Tensor, "prompt token"], here: Here) -> Tensor:
     """The positions of tokens `source` of the same prompts."""
-    # The last token stands in the last column, whatever the padding.
+    # The last token is in the last column, whatever the padding.
     column = source + positions.shape[-1] - 1 - here.index[:, -1:]
     return positions.gather(-1, column[:, None].expand(-1, positions.shape[1], -1))
 
@@ -379,7 +379,7 @@ def shuffled(seed: int) -> Change:
         for row, which in zip(columns, chosen, strict=True):
             count = int(which.sum())
             places = row[which]
-            # Prompts with as many chosen tokens are shuffled alike: what is drawn does not depend on who stands beside whom.
+            # Prompts with as many chosen tokens are shuffled alike: the draw does not depend on the other prompts of a batch.
             drawn.setdefault(count, torch.randperm(count, generator=generator.manual_seed(seed)))
             row[which] = places[drawn[count]]
         return positions.gather(-1, columns.to(positions.device)[:, None].expand_as(positions))

@@ -6,8 +6,8 @@ A key has one position per key-value head, and heads that share an f_phi share a
 it, and no further: `hook_positions` then has a row per key-value head, or per head - and keys are repeated with it, so that every head
 rotates its own copy. How many rows there are depends on the choice alone, never on values, so that keys in a cache keep their shape.
 
-Tokens are counted as attention counts them: by their number among the prompt's, whatever the padding and however many stand in the
-cache. Padding is never chosen where the pass says which tokens it is (`models.padding`): analyses, scores and attention masks do.
+Tokens are counted as attention counts them: by their number among the prompt's, whatever the padding and however many the cache
+holds. Padding is never chosen where the pass says which tokens it is (`models.padding`): analyses, scores and attention masks do.
 While generating with a cache a change sees the new tokens alone. Positions in half precision are widened to float32 first.
 Knows nothing about what a change does.
 """
@@ -43,7 +43,7 @@ Tokens = Sequence[int] | Sequence[Sequence[int]] | None
 
 
 MOST_TOKENS = 1 << 24
-"""Beyond this an index is a mistake, and memory would be asked for that no machine has."""
+"""A larger index is a mistake: its table would not fit any machine."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Here:
     index: Int[Tensor, "prompt token"]
     """The number of every token of this pass in its prompt; 0 for padding on the left."""
     start: int
-    """Tokens that stand in the cache, before those of this pass."""
+    """Tokens in the cache, before those of this pass."""
     chosen: Bool[Tensor, "prompt token"] | None
     """The tokens whose positions are replaced, padding left out as far as the pass says where it is (`models.padding`); None: all."""
 
@@ -76,7 +76,7 @@ def replaced(
     rows: int = 1,
     prompts: int = 1,
 ) -> Iterator[None]:
-    """While the context lasts, `change(positions, here)` stands in place of the positions of the chosen heads and tokens.
+    """While the context lasts, `change(positions, here)` replaces the positions of the chosen heads and tokens.
 
         with replaced(bridge, lambda positions, here: positions.flip(-1), heads=[(2, 0), (2, 1)], tokens=range(5, 17)):
             logits, cache = bridge.run_with_cache(tokens)
