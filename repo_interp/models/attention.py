@@ -320,27 +320,16 @@ class RepositionedAttention:
         implementation = self.config._attn_implementation
         sinks = self.running.sinks
         if implementation == "eager" or self.attn_logit_softcapping is not None or sinks is not None or self.sites.needs_eager:
-            dropout = keywords.get("dropout") or 0.0
-            return self.attend_eager(queries, keys, values, attention_mask, added, dropout, sinks)
+            scores = self.scores(
+                queries, keys, attention_mask, added
+            )  # with the pattern materialised: hooks may read or edit them
+            return self.weigh(scores, values, keywords.get("dropout") or 0.0, sinks)
         if added is not None:
             # Fused kernels take one additive mask, with a row of it for every head.
             attention_mask = masked(added, attention_mask).to(queries.dtype)
             keys, values = expand_heads(keys, queries.shape[1]), expand_heads(values, queries.shape[1])
         self.num_key_value_groups = queries.shape[1] // keys.shape[1]  # read by the kernel
         return ALL_ATTENTION_FUNCTIONS[implementation](self, queries, keys, values, attention_mask, **keywords)
-
-    def attend_eager(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        attention_mask: Tensor | None,
-        added: Float[Tensor, "batch head row key"] | None,
-        dropout: float,
-        sinks: Float[Tensor, "head"] | None = None,
-    ) -> tuple[Float[Tensor, "batch token head d_head"], Float[Tensor, "batch head token key"]]:
-        """As `attend`, with scores and pattern materialised so that hooks can read or edit them."""
-        return self.weigh(self.scores(queries, keys, attention_mask, added), values, dropout, sinks)
 
     def scores(
         self,
@@ -381,21 +370,11 @@ class RepositionedAttention:
     ) -> Float[Tensor, "batch head row key"] | None:
         if self.position_logits is None:
             return None
-        queries = content.queries
-        rows = queries.shape[2]
+        rows, device = content.queries.shape[2], content.queries.device
         # The last token's index is right whatever the padding; earlier ones count back from it.
-        key_index = torch.arange(1 - keys, 1, device=queries.device) + index[:, -1:]
-        seen = visible(rows, keys, attention_mask, queries.device)
-        added = self.position_logits(
-            queries,
-            content.keys,
-            key_index[:, -rows:],
-            key_index,
-            seen,
-            self.scaling,
-            content.values,
-            content.gate_keys,
-        )
+        key_index = torch.arange(1 - keys, 1, device=device) + index[:, -1:]
+        seen = visible(rows, keys, attention_mask, device)
+        added = content.added(self.position_logits, slice(None), key_index[:, -rows:], key_index, seen, self.scaling)
         return self.sites.position_logits(added)
 
     def _logits_of_rows(self, content: Content, index: Tensor, bias: Tensor | None) -> LogitsOfRows | None:

@@ -133,10 +133,9 @@ class RepositionedAttentionBridge:
         normed = getattr(component, "q_norm", None) is not None
         if normed and hasattr(self, "hook_q_normed"):
             spans_heads = self._qk_norm_phase == "pre_reshape"
-            points = self.hook_q_normed, self.hook_k_normed
-            attention.sites.queries, attention.sites.keys = (
-                _TokensFirst(each, flat=True) if spans_heads else each for each in points
-            )
+            norms = (self.hook_q_normed, self.hook_k_normed)
+            sites = [_TokensFirst(each, flat=True) if spans_heads else each for each in norms]
+            attention.sites.queries, attention.sites.keys = sites
         if "o" not in self.submodules:
             self.hook_z = HookPoint()
             attention.sites.attended = self.hook_z

@@ -26,6 +26,13 @@ class Content:
     values: Float[Tensor, "batch kv_head key d_head"]
     gate_keys: Float[Tensor, "batch kv_head key d_head"] | None
 
+    def added(
+        self, scheme: PositionLogits, rows: Any, query_index: Tensor, key_index: Tensor, seen: Tensor, logit_scale: float
+    ) -> Float[Tensor, "batch head row key"]:
+        """What `scheme` adds to the logits of `rows` of the queries, whose numbers are `query_index`."""
+        queries = self.queries[:, :, rows]
+        return scheme(queries, self.keys, query_index, key_index, seen, logit_scale, self.values, self.gate_keys)
+
 
 @dataclass(frozen=True)
 class LogitsOfRows:
@@ -40,24 +47,13 @@ class LogitsOfRows:
 
     def __call__(self, rows: Int[Tensor, "row"], seen: Bool[Tensor, "batch 1 row key"]) -> Float[Tensor, "batch head row key"]:
         """Position logits of `rows` against all keys, given which keys each may see."""
-        bias = (
-            None
-            if self.bias is None
-            else self.bias[:, :, rows].expand(len(self.content.keys), self.content.queries.shape[1], -1, -1)
-        )
+        bias = self.bias
+        if bias is not None:
+            bias = bias[:, :, rows].expand(len(self.content.keys), self.content.queries.shape[1], -1, -1)
         if self.position_logits is None:
             assert bias is not None
             return bias
-        added = self.position_logits(
-            self.content.queries[:, :, rows],
-            self.content.keys,
-            self.index[:, rows],
-            self.index,
-            seen,
-            self.logit_scale,
-            self.content.values,
-            self.content.gate_keys,
-        )
+        added = self.content.added(self.position_logits, rows, self.index[:, rows], self.index, seen, self.logit_scale)
         return added if bias is None else added + bias
 
 

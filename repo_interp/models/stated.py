@@ -67,10 +67,9 @@ def described(path: str | os.PathLike[str], configure: Configure | None = None, 
     """
     directory = directory_of(path, hub)
     raw, source = stated(directory), str(directory / "config.json")
-    if isinstance(raw.get("model_type"), str) and raw["model_type"] != OURS:
-        require_known(raw["model_type"], source)  # first, because other keys of another family may mean something else
+    plain = plain_keys(raw, source)  # first, because other keys of another family may mean something else
     base = modelled(raw, Fields, source).adapter
-    config = (configure or outlined)(plain_keys(raw, source), source)
+    config = (configure or outlined)(plain, source)
     require_family(config)
     layers = config.num_hidden_layers
     if raw.get("pe_config") is not None:
@@ -143,19 +142,13 @@ def json_object(file: Path) -> dict[str, Any]:
     return raw
 
 
-def require_known(family: Any, source: str) -> None:
-    """Raise InputError, naming `source`, for a `model_type` that cannot be opened."""
-    reason = refusal(family)
-    if reason is not None:
-        raise InputError(f"{source}: {reason}")
-
-
 def plain_keys(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
     """The keys of the plain decoder in config.json. Raises InputError, naming `source`, for a family that cannot be opened."""
     plain = {key: value for key, value in raw.items() if key not in _OF_OURS}
     if raw.get("model_type") == OURS:
         plain["model_type"] = raw.get("base_model_type")
-    require_known(plain.get("model_type"), source)
+    if reason := refusal(plain.get("model_type")):
+        raise InputError(f"{source}: {reason}")
     if "transformers_weights" in plain:
         raise InputError(f"{source} names other weights (transformers_weights); wanted model.safetensors beside it")
     return plain

@@ -90,13 +90,13 @@ def test_scores_and_pattern_are_made_only_where_somebody_listens():
     wrapped = bridged()
     made = []
     for layer, attention in enumerate(attentions(wrapped)):
-        openly = attention.attend_eager
+        openly = attention.weigh
 
         def spy(*arguments, _layer=layer, _openly=openly):
             made.append(_layer)
             return _openly(*arguments)
 
-        attention.attend_eager = spy
+        attention.weigh = spy
     with torch.no_grad():
         fused = wrapped(TOKENS)
         assert made == []
