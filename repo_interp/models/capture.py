@@ -8,7 +8,7 @@ seen; those on hook_rot_q, hook_rot_k and later come after and are not. Observer
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -188,14 +188,12 @@ def observing(
                     inputs = replace(inputs, gate_features=exact(features), largest_position=scheme.position_map.maximum)
         receive(inputs)
 
-    watched = [attention for attention in attentions(model) if layers is None or attention.layer_idx in layers]
-    for attention in watched:
-        attention.observers.append(observe)
-    try:
+    with ExitStack() as undo:
+        for attention in attentions(model):
+            if layers is None or attention.layer_idx in layers:
+                attention.observers.append(observe)
+                undo.callback(attention.observers.remove, observe)
         yield
-    finally:
-        for attention in watched:
-            attention.observers.remove(observe)
 
 
 def require_finite(inputs: AttentionInputs) -> None:

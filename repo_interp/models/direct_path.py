@@ -28,7 +28,7 @@ from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.bridge import model_of
 from repo_interp.models.capture import decode, next_token_logits
 from repo_interp.models.outputs import attention_values
-from repo_interp.models.reposition import attentions, blocks, decoder_of
+from repo_interp.models.reposition import attentions, attentions_of, blocks, decoder_of
 
 LARGE = 1e4
 """What a norm is given to read its gain off: so large that its epsilon is nothing beside it."""
@@ -91,7 +91,7 @@ class DirectPath:
         directions = directions * self.factors[layer] * self.logit_factor
         if layer in self.after_attention:
             directions = self.after_attention[layer].pulled_back(directions, rows)
-        (attention,) = [one for one in attentions(self.model) if one.layer_idx == layer]
+        (attention,) = attentions_of(self.model, [layer])
         projection = inner(attention.output_projection)
         written = _pulled_through(projection, directions, self.gates[layer].shape[-1]) * self.gates[layer][rows]
         return (written.unflatten(-1, (attention.heads, -1)) * moved.float()).sum(-1)
