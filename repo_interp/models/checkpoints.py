@@ -45,7 +45,7 @@ from repo_interp.models.configuration import (
     written_configuration,
 )
 from repo_interp.models.directories import is_of_checkpoint
-from repo_interp.models.dispatch import DeviceMap, MostMemory, device_of_weights, dispatched, is_dispatched, weights_in_place
+from repo_interp.models.dispatch import DeviceMap, MostMemory, device_of_weights, dispatched, is_dispatched
 from repo_interp.models.fields import DTYPES, SpecialTokens
 from repo_interp.models.gguf import fitted
 from repo_interp.models.gguf_header import SUFFIX
@@ -99,11 +99,12 @@ def load_model(
     if stored is None:
         placement = {"device_map": place if device_map is None else device_map, "max_memory": most_memory}
         return with_layout(loaded_by_transformers(checkpoint.directory, config, precision, **placement), None).eval()
-    placed = None if device_map is None else device_of_weights(model, device_map, most_memory, precision)
+    places: dict[str, Any] = dict.fromkeys(stored, place)
+    if device_map is not None:
+        places = device_of_weights(model, device_map, most_memory, precision)
     exact, values = assigner_parameters(model), {}
     for names, wanted in ((stored.keys() - exact.keys(), precision), (stored.keys() & exact.keys(), of_positions)):
-        some = {name: stored[name] for name in stored if name in names}
-        values |= read_weights(some, place, wanted) if placed is None else weights_in_place(some, placed, wanted)
+        values |= read_weights({name: stored[name] for name in stored if name in names}, wanted, places)
     _tie(model, values)
     model.load_state_dict(values, strict=False, assign=True)
     model.tie_weights()
@@ -114,7 +115,7 @@ def load_model(
         modelled(stated, SpecialTokens, str(generation))
         for name in SpecialTokens.model_fields.keys() & stated.keys():
             setattr(model.generation_config, name, stated[name])
-    model = model.to(place) if placed is None else dispatched(model, stored, placed, precision)  # pyright: ignore[reportArgumentType]
+    model = model.to(place) if device_map is None else dispatched(model, stored, places, precision)  # pyright: ignore[reportArgumentType]
     return model.eval()
 
 

@@ -118,11 +118,22 @@ def _name(reported: str | tuple) -> str:
     return reported if isinstance(reported, str) else str(reported[0])
 
 
-def read_weights(stored: Mapping[str, StoredWeight], device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The values of `stored`, by the same names. Raises InputError naming the first weight that is not finite."""
+def read_weights(
+    stored: Mapping[str, StoredWeight], dtype: torch.dtype, places: Mapping[str, Any] | None = None
+) -> dict[str, Tensor]:
+    """The values of `stored`, by the same names, each on its device in `places` (None: the processor).
+
+    Weights whose place is the disk are read once and dropped, so that damage is found now. Raises InputError naming the first weight that
+    is not finite.
+    """
     # One chunk for all: one per weight would leave a gap between each two of them.
-    chunk = torch.empty(_CHUNK, dtype=torch.uint8)
-    return {name: _read(weight, device, dtype, chunk) for name, weight in stored.items()}
+    chunk, values = torch.empty(_CHUNK, dtype=torch.uint8), {}
+    for name, weight in stored.items():
+        place = "cpu" if places is None else places[name]
+        read = _read(weight, torch.device("cpu" if place == "disk" else place), dtype, chunk)
+        if place != "disk":
+            values[name] = read
+    return values
 
 
 def require_finite_weight(values: Tensor, key: str, directory: Path) -> tuple[Tensor, Tensor]:
