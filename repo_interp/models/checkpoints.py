@@ -31,7 +31,7 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 
-from repo_interp.errors import InputError, one_line
+from repo_interp.errors import InputError, one_line, refused
 from repo_interp.files import is_left_behind, path_of, replaced, require_directory, write_text
 from repo_interp.models.adapters import adapted, base_of
 from repo_interp.models.architectures import native_layout
@@ -145,10 +145,8 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase | None:
     directory = tokens_of(checkpoint.directory)
     if not any((directory / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")):
         return None
-    try:
+    with refused(f"{directory} has a tokenizer that does not load"):
         return AutoTokenizer.from_pretrained(directory, config=checkpoint.config, trust_remote_code=False)
-    except Exception as error:
-        raise InputError(f"{directory} has a tokenizer that does not load: {one_line(error)}") from None
 
 
 def save(

@@ -29,7 +29,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from repo_interp.errors import InputError, one_line
+from repo_interp.errors import InputError, one_line, refused
 from repo_interp.files import replaced
 from repo_interp.models.gguf_header import FACTORS, Header, header_of, require_magic
 from repo_interp.models.gguf_metadata import Architecture, architecture_of, keys_of
@@ -62,17 +62,13 @@ def write_converted(file: Path, directory: Path, texts: Iterable[Path] = ()) -> 
     Raises InputError as `converted` does.
     """
     found = fitted(file)
-    try:
+    with refused(f"{file} cannot be read as GGUF", 200):
         model, weights = found.model, _weights(found)
         with tempfile.TemporaryDirectory() as alone:  # files beside it say nothing about the tokenizer
             (Path(alone) / "model.gguf").symlink_to(file.resolve())
             tokenizer = AutoTokenizer.from_pretrained(
                 alone, gguf_file="model.gguf", local_files_only=True, trust_remote_code=False
             )
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"{file} cannot be read as GGUF: {one_line(error, 200)}") from None
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         with replaced(directory) as unfinished:

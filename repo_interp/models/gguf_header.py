@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from repo_interp.errors import InputError, one_line
+from repo_interp.errors import InputError, one_line, refused
 
 SUFFIX = ".gguf"
 FACTORS = "rope_freqs.weight"
@@ -75,12 +75,8 @@ def header_of(file: Path) -> Header:
     if find_spec("gguf") is None:
         raise InputError(f"{file} is a GGUF file; to read it install the package gguf: pip install 'repo-interp[gguf]'")
     require_magic(file)
-    try:
+    with refused(f"{file} cannot be read as GGUF", 200):
         return _read(file)
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"{file} cannot be read as GGUF: {one_line(error, 200)}") from None
 
 
 def require_magic(file: Path) -> None:

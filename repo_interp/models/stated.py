@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from repo_interp.errors import InputError, one_line, warn
+from repo_interp.errors import InputError, refused, warn
 from repo_interp.models.architectures import LENGTHS, native_layout, refusal, require_family
 from repo_interp.models.directories import directory_of
 from repo_interp.models.fields import LAYER_TYPES, Base, Fields
@@ -175,21 +175,13 @@ def outlined(raw: Mapping[str, Any], source: str) -> SimpleNamespace:
     config = SimpleNamespace(**known)
     if getattr(config, "num_key_value_heads", None) is None:
         config.num_key_value_heads = config.num_attention_heads
-    require_decoder(raw, config, source)
+    with refused(f"{source} describes no decoder"):
+        require_decoder(raw, config)
     return config
 
 
-def require_decoder(raw: Mapping[str, Any], config: Any, source: str) -> None:
-    """Raise InputError, naming `source`, where the configuration `config` of `raw` describes no decoder."""
-    try:
-        _require_decoder(raw, config)
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"{source} describes no decoder: {one_line(error)}") from None
-
-
-def _require_decoder(raw: Mapping[str, Any], config: Any) -> None:
+def require_decoder(raw: Mapping[str, Any], config: Any) -> None:
+    """Raise ValueError, or another error, where the configuration `config` of `raw` describes no decoder."""
     family = config.model_type
     for name in ("layer_types", "no_rope_layers"):
         if raw.get(name) is not None and len(raw[name]) != config.num_hidden_layers:

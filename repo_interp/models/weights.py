@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.utils import logging
 
-from repo_interp.errors import InputError, one_line
+from repo_interp.errors import InputError, one_line, refused
 from repo_interp.models.stored import StoredWeight, file_key, stored_weights
 
 _CHUNK = 4 << 20
@@ -89,22 +89,21 @@ def loaded_by_transformers(directory: Path, config: PretrainedConfig, dtype: tor
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            directory,
-            config=config,
-            dtype=dtype,
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=True,
-            output_loading_info=True,
-            **placement,
-        )
-        model, report = loaded
-    except Exception as error:  # of transformers, safetensors or accelerate
-        raise InputError(f"{directory}: the weights do not load: {one_line(error)}") from None
+        with refused(f"{directory}: the weights do not load"):  # by transformers, safetensors or accelerate
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                directory,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+                **placement,
+            )
     finally:
         if shown:
             logging.enable_progress_bar()
+    model, report = loaded
     faults = {what: sorted(map(_name, report[f"{what}_keys"])) for what in ("missing", "unexpected", "mismatched")}
     require_fit(directory, f"a {config.model_type}", **faults)
     for name, parameter in model.named_parameters():
