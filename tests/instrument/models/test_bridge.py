@@ -26,8 +26,14 @@ def positions_hook(layer):
     return f"blocks.{layer}.attn.hook_positions"
 
 
-@pytest.mark.parametrize("layout", ["rope", "repo@1", "nope", "continuous", "rope,nope,repo"])
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [
+        *((family, "repo@1") for family in CONFIGS),
+        *(("llama", layout) for layout in ("rope", "nope", "continuous", "rope,nope,repo")),
+        ("gemma3", "rope"),
+    ],
+)
 def test_bridge_gives_the_hugging_face_logits(family, layout):
     model = ri.reposition(tiny(family), layout)
     with torch.no_grad():
