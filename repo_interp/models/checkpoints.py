@@ -283,9 +283,9 @@ class RepositionedForCausalLM:
         """
         most_memory = options.pop("max_memory", None)
         hub = {name: options.pop(name, None) for name in _HUB_OPTIONS}
-        refused = [name for name, value in options.items() if name not in _IDLE_OPTIONS and value not in (None, False, "")]
-        if refused:
-            raise InputError(f"repositioned checkpoints take no {refused[0]}; leave it out")
+        unknown = [name for name, value in options.items() if name not in _IDLE_OPTIONS and value not in (None, False, "")]
+        if unknown:
+            raise InputError(f"repositioned checkpoints take no {unknown[0]}; leave it out")
         several = device_map if device_map == "auto" or isinstance(device_map, Mapping) else None
         known = identify(path, **{name: value for name, value in hub.items() if value is not None})
         checkpoint = Checkpoint(known.directory, OURS, plain(config), *own_layout_of(config), known.base)
