@@ -167,8 +167,8 @@ class RepositionedAttention:
         hidden_states: Tensor = given["hidden_states"]
         past = next((name for name in _CACHES if given.get(name) is not None), None)
         cache = None if past is None else given[past]
-        index = self.token_index(hidden_states, given, cache)
         start = self._cached_tokens(cache, hidden_states.shape[1])
+        index = self._token_index(hidden_states, given, start)
         self._follow()
         mask = given.get("attention_mask")
         self.now = Pass(hidden_states, mask if isinstance(mask, Tensor) else None, index, start)
@@ -391,14 +391,13 @@ class RepositionedAttention:
         except ValueError:  # a layer that reads the keys of an earlier one, which has cached those of this pass, and caches none
             return int(cache.get_seq_length()) - tokens
 
-    def token_index(self, hidden_states: Tensor, given: dict[str, Any], cache: Any) -> Int[Tensor, "any token"]:
+    def _token_index(self, hidden_states: Tensor, given: dict[str, Any], start: int) -> Int[Tensor, "any token"]:
         """The number of every token of this pass in its prompt: as given to the module, else as its tables were made for, else counted."""
         index = given.get("position_ids")
         if index is None:
             index = getattr(_first(given.get(TABLES)), "token_index", None)
         if index is not None and index.ndim == 2 and index.shape[-1] == hidden_states.shape[1]:
             return index
-        start = self._cached_tokens(cache, hidden_states.shape[1])
         return torch.arange(start, start + hidden_states.shape[1], device=hidden_states.device)[None]
 
 

@@ -61,7 +61,7 @@ def known(path: str | os.PathLike[str]) -> Checkpoint:
     """The checkpoint at `path`, as `identify` gives it; of a GGUF file its header is read alone, and nothing is converted."""
     if Path(path).suffix.lower() != SUFFIX or not Path(path).is_file():
         return identify(path)
-    config = fitted(Path(path)).model.config
+    config = fitted(Path(path))[1].config
     return Checkpoint(Path(path), HUGGING_FACE, config, native_layout(config))
 
 

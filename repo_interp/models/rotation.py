@@ -153,8 +153,8 @@ def _measured(stock: Any, source: Source | None) -> Rotation:
         unscaled = _unscaled(source, len(frequencies))
         # One angle per frequency, so that both entries of a pair turn by the same: what keeps norms, as rotation does, is then unchanged.
         tables, entries = _turning(copied, given, _column_order(source, frequencies, _columns(given)))
-    queries, keys, call = _passed(copied, hidden, tables, name)
-    later, _, _ = _passed(copied, hidden, tables, name, start=3)
+    queries, keys, call = _passed(copied, hidden, tables)
+    later, _, _ = _passed(copied, hidden, tables, start=3)
     if not torch.allclose(later, queries, rtol=1e-4, atol=1e-5):
         raise InputError(f"{name} rotates by tables of its own, not by those that its decoder gives it; not supported")
     d_head = queries.shape[-1]
@@ -208,9 +208,9 @@ def replica(stock: nn.Module, weights: bool = False) -> Any:
     return copied.float().cpu().eval()
 
 
-def _passed(replica: Any, hidden: Tensor, tables: Any, name: str, start: int = 0) -> tuple[Tensor, Tensor, dict[str, Any]]:
+def _passed(replica: Any, hidden: Tensor, tables: Any, start: int = 0) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Queries and keys that reach the attention function, and the arguments that it is called with."""
-    wanted: dict[str, inspect.Parameter] = {}
+    name, wanted = type(replica).__name__, dict[str, inspect.Parameter]()
     for forward in _forwards(type(replica)):
         wanted |= dict(list(inspect.signature(forward).parameters.items())[1:])
     tokens = hidden.shape[1]
@@ -280,7 +280,7 @@ def identity(given: Any) -> Any:
 
 def passed_queries(copied: Any, hidden: Tensor, tables: Any) -> Float[Tensor, "1 head token d_head"]:
     """The queries that a replica gives to attention, turned by `tables`."""
-    return _passed(copied, hidden, tables, type(copied).__name__)[0]
+    return _passed(copied, hidden, tables)[0]
 
 
 def turning_pairs(copied: Any, given: Any) -> list[tuple[int, int]]:
