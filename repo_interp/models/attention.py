@@ -251,9 +251,11 @@ class RepositionedAttention:
         self.sliding_window = window_of(self.config, keywords, attention_mask, keys.shape[2])
         self.attn_logit_softcapping, now.sinks = keywords.get("softcap"), keywords.get("s_aux")
         own = masked_by(self.module, queries, keys.shape[2], attention_mask, now.attention_mask, keywords)
-        new = Content(queries, now.new_keys, now.new_values, now.gate_keys)
         for observe in self.observers:
-            observe(self, queries, now.new_keys, now.positions, self._logits_of_rows(new, now.index, own.for_measures))
+            new, bias, of_rows = Content(queries, now.new_keys, now.new_values, now.gate_keys), own.for_measures, None
+            if self.position_logits is not None or bias is not None:
+                of_rows = LogitsOfRows(self.position_logits, new, now.index, self.scaling, bias)
+            observe(self, queries, now.new_keys, now.positions, of_rows)
         content = now.content = Content(queries, keys, values, now.gate_keys)
         positions, key_positions = now.positions, self._positions_of_keys(keys)
         if positions is not None and key_positions is not None and self.frequencies is not None and self.frequencies.ndim == 3:
@@ -376,11 +378,6 @@ class RepositionedAttention:
         seen = visible(rows, keys, attention_mask, device)
         added = content.added(self.position_logits, slice(None), key_index[:, -rows:], key_index, seen, self.scaling)
         return self.sites.position_logits(added)
-
-    def _logits_of_rows(self, content: Content, index: Tensor, bias: Tensor | None) -> LogitsOfRows | None:
-        if self.position_logits is None and bias is None:
-            return None
-        return LogitsOfRows(self.position_logits, content, index, self.scaling, bias)
 
     def _cached_tokens(self, cache: Any, tokens: int) -> int:
         """Tokens in the cache before a pass of `tokens`."""

@@ -118,7 +118,9 @@ class RepositionedAttentionBridge:
             return
         for name in _POINTS:
             if not has_hook(self, name):
-                setattr(self, name, _hook(pos_dim=2))
+                point = HookPoint()
+                point.pos_dim = 2
+                setattr(self, name, point)
         self.hook_cos.pos_dim = self.hook_sin.pos_dim = 2  # [batch, P, token, d_head/2]
         attention.sites = HookSites(
             positions=self.hook_positions,
@@ -254,12 +256,6 @@ _POINTS = (
     *("hook_attn_scores", "hook_pattern"),
 )
 """Hook points that every attention has, with its own or ours."""
-
-
-def _hook(pos_dim: int) -> HookPoint:
-    point = HookPoint()
-    point.pos_dim = pos_dim
-    return point
 
 
 class AnyAttention(GeneralizedComponent):

@@ -48,7 +48,10 @@ def converted(file: str | os.PathLike[str]) -> Path:
     or metadata that do not fit, and where the disk has no room.
     """
     file = Path(file)
-    directory = cache_directory() / "gguf" / f"{_digest(file)}-{_VERSION}"
+    require_magic(file)
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    directory = cache_directory() / "gguf" / f"{digest}-{_VERSION}"
     if not is_whole(directory):
         write_converted(file, directory)
     return directory
@@ -173,9 +176,3 @@ def _as_hugging_face(array: np.ndarray, stored: str, header: Header, config: Any
         return array
     rows = array.reshape(heads, -1, 2, *array.shape[1:]).swapaxes(1, 2)
     return np.ascontiguousarray(rows.reshape(array.shape))
-
-
-def _digest(file: Path) -> str:
-    require_magic(file)
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -72,18 +72,19 @@ def described(path: str | os.PathLike[str], configure: Configure | None = None, 
     config = (configure or outlined)(plain, source)
     require_family(config)
     layers = config.num_hidden_layers
+    options: Mapping[str, Any] = {}
     if raw.get("pe_config") is not None:
-        checkpoint = Checkpoint(directory, "released", config, released_layout(raw["pe_config"], layers), base=base)
+        form, schemes = "released", released_layout(raw["pe_config"], layers)
     elif "position_layout" in raw or raw.get("model_type") == OURS:
-        checkpoint = Checkpoint(directory, OURS, config, *own_layout(raw, layers, source), base)
+        form, (schemes, options) = OURS, own_layout(raw, layers, source)
     else:
-        checkpoint = Checkpoint(directory, HUGGING_FACE, config, native_layout(config), base=base)
+        form, schemes = HUGGING_FACE, native_layout(config)
+    lacks = ""
     if defaults := _defaults(raw, config):
         taken = ", ".join(f"{name} ({number:,.15g} is taken)" for name, number in defaults.items())
         lacks = f"lacks {taken}: transformers' default for {config.model_type}; add the key if the model was trained with another"
         warn(f"{source} {lacks}")
-        checkpoint = replace(checkpoint, lacks=lacks)
-    return checkpoint
+    return Checkpoint(directory, form, config, schemes, options, base, lacks)
 
 
 def tokens_of(directory: Path) -> Path:

@@ -24,7 +24,7 @@ Greedy text is then the same with and without a cache, but for orders that are d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Annotated, Any
 
@@ -393,7 +393,8 @@ def from_recorded(recorded: Mapping[int, Tensor], heads: int, from_head: tuple[i
     def change(positions: Tensor, here: Here) -> Tensor:
         layer, row = (here.layer, None) if from_head is None else from_head
         if layer not in recorded:
-            raise InputError(f"positions of layer {layer} were not recorded; there are those of {_listed(recorded)}")
+            there = ", ".join(map(str, recorded)) or "none"
+            raise InputError(f"positions of layer {layer} were not recorded; there are those of {there}")
         source = expand_heads(recorded[layer].to(positions), heads)
         if row is not None and not 0 <= row < heads:
             raise InputError(f"head {row} was asked for; the model's are 0 to {heads - 1}")
@@ -426,7 +427,3 @@ def _by_layer(model: nn.Module, recorded: Mapping[Any, Tensor] | ActivationCache
         if positions.ndim != 3:
             raise InputError(f"recorded positions of layer {layer} are {list(positions.shape)}; wanted [prompt, row, token]")
     return by_layer
-
-
-def _listed(names: Iterable[object]) -> str:
-    return ", ".join(map(str, names)) or "none"
