@@ -74,6 +74,17 @@ def numbered(numbers: Sequence[int], among: str = "") -> Iterator[None]:
         raise NotFinitePrediction(numbers[found.prompt], among) from None
 
 
+@contextmanager
+def refused(said: str, longest: int = 300) -> Iterator[None]:
+    """While the context lasts, any error becomes an InputError that begins with `said`; an InputError stays as it is."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{said}: {one_line(error, longest)}") from None
+
+
 def one_line(text: object, longest: int = 300) -> str:
     """What `text` says - an error, a name, a path - on one line that a terminal can show: no line breaks, no control characters.
 

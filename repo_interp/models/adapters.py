@@ -23,7 +23,7 @@ import torch
 from annotated_types import Interval
 from pydantic import BaseModel, ConfigDict, model_validator
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
@@ -134,7 +134,7 @@ def attach(model: PreTrainedModel, rank: int, first_layer: int = 0) -> None:
 
 
 def base_of(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint that an adapter stands on. Raises InputError where it is not there, is another one, or an adapter itself."""
+    """The base checkpoint of an adapter. Raises InputError where it is missing, has other weights, or is an adapter itself."""
     base = checkpoint.base
     assert base is not None
     known = described_base(checkpoint.directory, base, configured)
@@ -206,9 +206,9 @@ def adapted(model: PreTrainedModel, checkpoint: Checkpoint, of_positions: torch.
         parameter.data = parameter.data.to(of_positions)
     changes = fitting_changes(model, checkpoint.directory)
     model.config.max_position_embeddings = checkpoint.config.max_position_embeddings
-    parameters, cpu = dict(model.named_parameters()), torch.device("cpu")
-    down, up = (read_weights(part, cpu, torch.float64) for part in (changes.down, changes.up))
-    values: dict[str, Tensor] = read_weights(changes.full, cpu, torch.float32)
+    parameters = dict(model.named_parameters())
+    down, up = (read_weights(part, torch.float64) for part in (changes.down, changes.up))
+    values = read_weights(changes.full, torch.float32)
     values |= {name: parameters[name].cpu().double() + changes.scale * (up[name] @ down[name]) for name in down}
     with torch.no_grad():
         for name, value in values.items():

@@ -4,8 +4,8 @@
     S = logit_scale * rotate(q, z) rotate(k, z)^T + position_logits(q, k, ...)       masked to the past
     out = softmax(S) v
 
-The stock module stays in place and computes everything else: projections, norms, gates, the output. `RepositionedAttention` stands on it
-by two hooks and by the attention function of transformers:
+The stock module stays in place and computes everything else: projections, norms, gates, the output. `RepositionedAttention` attaches
+to it by two hooks and by the attention function of transformers:
 
     before the module    positions are assigned from the hidden states; the module's tables are replaced by the identity, so that queries,
                          keys and the key-value cache stay unrotated; positions of keys are cached beside them (`cached`)
@@ -96,7 +96,7 @@ class RepositionedAttention:
         self.sites = HookSites()
         self.observers: list[Observer] = []
         self.interventions: list[object] = []
-        """The contexts under way that change what this layer computes (`interventions.lasting`)."""
+        """The contexts under way that change what this layer computes (`lasting`)."""
         self.now: Pass | None = None
         self._parameters = list(inspect.signature(type(stock).forward).parameters)[1:]
         # Attention modules ask their configuration which function attends; the model's own stays the user's.
@@ -167,8 +167,8 @@ class RepositionedAttention:
         hidden_states: Tensor = given["hidden_states"]
         past = next((name for name in _CACHES if given.get(name) is not None), None)
         cache = None if past is None else given[past]
-        index = self.token_index(hidden_states, given, cache)
         start = self._cached_tokens(cache, hidden_states.shape[1])
+        index = self._token_index(hidden_states, given, start)
         self._follow()
         mask = given.get("attention_mask")
         self.now = Pass(hidden_states, mask if isinstance(mask, Tensor) else None, index, start)
@@ -251,10 +251,12 @@ class RepositionedAttention:
         self.sliding_window = window_of(self.config, keywords, attention_mask, keys.shape[2])
         self.attn_logit_softcapping, now.sinks = keywords.get("softcap"), keywords.get("s_aux")
         own = masked_by(self.module, queries, keys.shape[2], attention_mask, now.attention_mask, keywords)
-        new = Content(queries, now.new_keys, now.new_values, now.gate_keys)
         for observe in self.observers:
-            observe(self, queries, now.new_keys, now.positions, self._logits_of_rows(new, now.index, own.for_measures))
-        content = Content(queries, keys, values, now.gate_keys)
+            new, bias, of_rows = Content(queries, now.new_keys, now.new_values, now.gate_keys), own.for_measures, None
+            if self.position_logits is not None or bias is not None:
+                of_rows = LogitsOfRows(self.position_logits, new, now.index, self.scaling, bias)
+            observe(self, queries, now.new_keys, now.positions, of_rows)
+        content = now.content = Content(queries, keys, values, now.gate_keys)
         positions, key_positions = now.positions, self._positions_of_keys(keys)
         if positions is not None and key_positions is not None and self.frequencies is not None and self.frequencies.ndim == 3:
             # Each head has frequencies of its own, [head, 1, component]: `interventions.rescaled`.
@@ -304,7 +306,7 @@ class RepositionedAttention:
 
     @property
     def attends_as_built(self) -> bool:
-        """Whether `attend` is this class's: False while an intervention stands in its place."""
+        """Whether `attend` is this class's: False while an intervention replaces it."""
         return "attend" not in vars(self)
 
     def attend(
@@ -320,27 +322,16 @@ class RepositionedAttention:
         implementation = self.config._attn_implementation
         sinks = self.running.sinks
         if implementation == "eager" or self.attn_logit_softcapping is not None or sinks is not None or self.sites.needs_eager:
-            dropout = keywords.get("dropout") or 0.0
-            return self.attend_eager(queries, keys, values, attention_mask, added, dropout, sinks)
+            scores = self.scores(
+                queries, keys, attention_mask, added
+            )  # with the pattern materialised: hooks may read or edit them
+            return self.weigh(scores, values, keywords.get("dropout") or 0.0, sinks)
         if added is not None:
             # Fused kernels take one additive mask, with a row of it for every head.
             attention_mask = masked(added, attention_mask).to(queries.dtype)
             keys, values = expand_heads(keys, queries.shape[1]), expand_heads(values, queries.shape[1])
         self.num_key_value_groups = queries.shape[1] // keys.shape[1]  # read by the kernel
         return ALL_ATTENTION_FUNCTIONS[implementation](self, queries, keys, values, attention_mask, **keywords)
-
-    def attend_eager(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        attention_mask: Tensor | None,
-        added: Float[Tensor, "batch head row key"] | None,
-        dropout: float,
-        sinks: Float[Tensor, "head"] | None = None,
-    ) -> tuple[Float[Tensor, "batch token head d_head"], Float[Tensor, "batch head token key"]]:
-        """As `attend`, with scores and pattern materialised so that hooks can read or edit them."""
-        return self.weigh(self.scores(queries, keys, attention_mask, added), values, dropout, sinks)
 
     def scores(
         self,
@@ -381,27 +372,12 @@ class RepositionedAttention:
     ) -> Float[Tensor, "batch head row key"] | None:
         if self.position_logits is None:
             return None
-        queries = content.queries
-        rows = queries.shape[2]
+        rows, device = content.queries.shape[2], content.queries.device
         # The last token's index is right whatever the padding; earlier ones count back from it.
-        key_index = torch.arange(1 - keys, 1, device=queries.device) + index[:, -1:]
-        seen = visible(rows, keys, attention_mask, queries.device)
-        added = self.position_logits(
-            queries,
-            content.keys,
-            key_index[:, -rows:],
-            key_index,
-            seen,
-            self.scaling,
-            content.values,
-            content.gate_keys,
-        )
+        key_index = torch.arange(1 - keys, 1, device=device) + index[:, -1:]
+        seen = visible(rows, keys, attention_mask, device)
+        added = content.added(self.position_logits, slice(None), key_index[:, -rows:], key_index, seen, self.scaling)
         return self.sites.position_logits(added)
-
-    def _logits_of_rows(self, content: Content, index: Tensor, bias: Tensor | None) -> LogitsOfRows | None:
-        if self.position_logits is None and bias is None:
-            return None
-        return LogitsOfRows(self.position_logits, content, index, self.scaling, bias)
 
     def _cached_tokens(self, cache: Any, tokens: int) -> int:
         """Tokens in the cache before a pass of `tokens`."""
@@ -412,19 +388,18 @@ class RepositionedAttention:
         except ValueError:  # a layer that reads the keys of an earlier one, which has cached those of this pass, and caches none
             return int(cache.get_seq_length()) - tokens
 
-    def token_index(self, hidden_states: Tensor, given: dict[str, Any], cache: Any) -> Int[Tensor, "any token"]:
+    def _token_index(self, hidden_states: Tensor, given: dict[str, Any], start: int) -> Int[Tensor, "any token"]:
         """The number of every token of this pass in its prompt: as given to the module, else as its tables were made for, else counted."""
         index = given.get("position_ids")
         if index is None:
             index = getattr(_first(given.get(TABLES)), "token_index", None)
         if index is not None and index.ndim == 2 and index.shape[-1] == hidden_states.shape[1]:
             return index
-        start = self._cached_tokens(cache, hidden_states.shape[1])
         return torch.arange(start, start + hidden_states.shape[1], device=hidden_states.device)[None]
 
 
 def attached(module: nn.Module) -> RepositionedAttention | None:
-    """What stands on a stock attention module; None where nothing does."""
+    """The `RepositionedAttention` of a stock attention module; None where it has none."""
     return vars(module).get(_ATTACHED)
 
 

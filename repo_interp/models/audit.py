@@ -4,7 +4,7 @@
 
 A model that does not rotate as its configuration says gives plausible short texts, and fails at long ones. So the angle is measured on the
 attention modules themselves, called with the tables that the model's own rotary module makes for the positions delta: powers of two and
-their neighbours, to the longest length. The angle is computed in float64 from passes in float32 (or the dtype asked for). Expected are
+their neighbours, to the longest length. The angle is computed in float64 from passes in float32 (or in `dtype`). Expected are
 
     theta_r      transformers' rope functions, from the configuration; 1 / theta^(2r/d) in float64 for the default kind
     pairs        those of a module of the same class, built anew
@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import groupby
 from typing import Any
 
@@ -48,20 +48,24 @@ LENGTH_TOLERANCE = 1e-2
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault: in some layers, what was expected, what was measured, and from which distance on it shows."""
+    """One fault: what was expected, what was measured, in which pairs (none named: all), and from which distance on it shows."""
 
-    layers: tuple[int, ...]
     pairs: tuple[int, ...]
     expected: str
     measured: str
     first_distance: int
 
-    def __str__(self) -> str:
+    def line(self, layers: Sequence[int]) -> str:
+        """The fault in words, as it was found in `layers`."""
         pairs = f", pair{'s' if len(self.pairs) > 1 else ''} {spans(self.pairs)}" if self.pairs else ""
         return (
-            f"layer{'s' if len(self.layers) > 1 else ''} {spans(self.layers)}{pairs}: expected {self.expected}, measured {self.measured}, "
+            f"layer{'s' if len(layers) > 1 else ''} {spans(layers)}{pairs}: expected {self.expected}, measured {self.measured}, "
             f"from distance {self.first_distance} on"
         )
+
+
+Findings = Iterator[tuple[int, Finding]]
+"""Faults, each with the layer in which it was found."""
 
 
 @dataclass(frozen=True)
@@ -109,15 +113,16 @@ def audit(model: Any, other: Any = None, dtype: torch.dtype = torch.float32, lon
         raise InputError(f"this {config.model_type} has no attention module whose rotation could be measured")
     expected = {layer: _expected(config, stock) for layer, stock in layers.items()}
     measured = {layer: _measured(model, stock, deltas, dtype) for layer, stock in layers.items()}
-    findings = [*_findings(expected, measured, deltas, TOLERANCE[dtype])]
-    findings += _pair_findings(config, layers, measured, deltas)
+    errors = {layer: _errors(expected[layer], measured[layer], deltas) for layer in layers}
+    wrong = {layer: each > _allowed(expected[layer], each.shape[1], deltas, TOLERANCE[dtype]) for layer, each in errors.items()}
+    found = [_faults(expected, measured, errors, wrong, deltas), _exchanged_pairs(config, measured, deltas)]
     if other is not None:
-        findings += _differences(model, other, layers, measured, deltas, dtype)
-    return _table(expected, measured, deltas, TOLERANCE[dtype]).assign_attrs(
+        found.append(_differences(model, other, layers, measured, deltas, dtype))
+    return _table(expected, errors, wrong, deltas).assign_attrs(
         model_type=config.model_type,
         dtype=str(dtype).removeprefix("torch."),
         longest=longest,
-        findings="\n".join(map(str, findings)),
+        findings="\n".join(line for findings in found for line in _by_fault(findings)),
     )
 
 
@@ -174,7 +179,12 @@ def _errors(expected: _Expected, measured: _Measured, deltas: Sequence[int]) -> 
     found = torch.zeros(heads, count, len(deltas), dtype=torch.float64)
     if len(measured.pairs):
         found[:, : len(measured.pairs)] = measured.angles
-    return torch.remainder(found - wanted + math.pi, 2 * math.pi).sub(math.pi).abs()
+    return _between(found, wanted)
+
+
+def _between(angles: Tensor, others: Tensor) -> Tensor:
+    """How far angles are apart, mod 2 pi."""
+    return torch.remainder(angles - others + math.pi, 2 * math.pi).sub(math.pi).abs()
 
 
 def _allowed(expected: _Expected, count: int, deltas: Sequence[int], tolerance: float) -> Tensor:
@@ -185,62 +195,60 @@ def _allowed(expected: _Expected, count: int, deltas: Sequence[int], tolerance: 
 
 
 def _first(wrong: Tensor, deltas: Sequence[int]) -> int:
-    return deltas[int(wrong.nonzero()[0])]
+    """The first distance at which a pair is `wrong` [pair, distance]."""
+    return deltas[int(wrong.any(0).nonzero()[0])]
 
 
-def _findings(
-    expected: dict[int, _Expected], measured: dict[int, _Measured], deltas: Sequence[int], tolerance: float
-) -> Iterator[Finding]:
-    found: list[tuple[Any, int]] = []
+def _numbers(wrong: Tensor) -> tuple[int, ...]:
+    """The pairs that are `wrong` [pair, distance] at some distance."""
+    return tuple(wrong.any(1).nonzero().flatten().tolist())
+
+
+def _faults(
+    expected: dict[int, _Expected],
+    measured: dict[int, _Measured],
+    errors: dict[int, Tensor],
+    wrong: dict[int, Tensor],
+    deltas: Sequence[int],
+) -> Findings:
+    """Where layers turn otherwise than their configuration says."""
     for layer, wanted in expected.items():
-        seen = measured[layer]
-        errors = _errors(wanted, seen, deltas)
-        wrong = errors.amax(0) > _allowed(wanted, errors.shape[1], deltas, tolerance)
-        pairs = tuple(wrong.any(1).nonzero().flatten().tolist())
-        if not len(wanted.frequencies) and len(seen.pairs):
-            found.append((((), "no rotation, as the configuration says", f"{len(seen.pairs)} pairs that turn", deltas[0]), layer))
-        elif len(wanted.frequencies) and not len(seen.pairs):
-            found.append((((), f"{len(wanted.frequencies)} pairs that turn", "no rotation", deltas[0]), layer))
-        elif len(wanted.frequencies) != len(seen.pairs):
-            text = (f"{len(wanted.frequencies)} pairs that turn (partial rotation)", f"{len(seen.pairs)}")
-            found.append((((), *text, _first(wrong.any(0), deltas) if pairs else deltas[0]), layer))
-        elif pairs:
-            worst = int(errors.amax((0, 2)).argmax())
-            actual = float(seen.angles[0, worst, deltas.index(1)])
-            text = (f"theta {float(wanted.frequencies[worst]):.6g} (pair {worst})", f"{actual:.6g}")
-            text = (*text[:1], f"{text[1]}, {float(errors.max()):.2g} rad off")
-            found.append(((pairs, *text, _first(wrong.any(0), deltas)), layer))
-        if len(seen.pairs):
-            length = float(seen.lengths.median())
-            if abs(length / wanted.length - 1) > LENGTH_TOLERANCE and len(wanted.frequencies):
-                text = (f"queries lengthened by {wanted.length:.4g} (attention factor)", f"{length:.4g}")
-                found.append((((), *text, deltas[0]), layer))
-    return _grouped(found)
+        seen, off = measured[layer], wrong[layer].any(0)
+        to_turn, turning = len(wanted.frequencies), len(seen.pairs)
+        first = _first(off, deltas) if bool(off.any()) else deltas[0]
+        if not to_turn and turning:
+            yield layer, Finding((), "no rotation, as the configuration says", f"{turning} pairs that turn", deltas[0])
+        elif to_turn and not turning:
+            yield layer, Finding((), f"{to_turn} pairs that turn", "no rotation", deltas[0])
+        elif to_turn != turning:
+            yield layer, Finding((), f"{to_turn} pairs that turn (partial rotation)", f"{turning}", first)
+        elif bool(off.any()):
+            worst = int(errors[layer].amax((0, 2)).argmax())
+            actual = f"{float(seen.angles[0, worst, deltas.index(1)]):.6g}, {float(errors[layer].max()):.2g} rad off"
+            yield layer, Finding(_numbers(off), f"theta {float(wanted.frequencies[worst]):.6g} (pair {worst})", actual, first)
+        if to_turn and turning and abs((length := float(seen.lengths.median())) / wanted.length - 1) > LENGTH_TOLERANCE:
+            wished = f"queries lengthened by {wanted.length:.4g} (attention factor)"
+            yield layer, Finding((), wished, f"{length:.4g}", deltas[0])
 
 
-def _pair_findings(
-    config: Any, layers: dict[int, Any], measured: dict[int, _Measured], deltas: Sequence[int]
-) -> Iterator[Finding]:
+def _exchanged_pairs(config: Any, measured: dict[int, _Measured], deltas: Sequence[int]) -> Findings:
     """Pairs of other entries than those of a module of the same family that is built anew."""
     with init_empty_weights(include_buffers=False):
-        fresh = AutoModelForCausalLM.from_config(config)
-    found: list[tuple[Any, int]] = []
-    for stock in attention_modules(decoder_of(fresh)):
-        source = source_of(decoder_of(fresh), stock, stock.config)
-        seen = measured.get(stock.layer_idx)
+        fresh = decoder_of(AutoModelForCausalLM.from_config(config))
+    for stock in attention_modules(fresh):
+        source, seen = source_of(fresh, stock, stock.config), measured.get(stock.layer_idx)
         if source is None or seen is None or not seen.pairs:
             continue
         with torch.no_grad():
             tables = source.tables(torch.zeros(1, 1, 1), torch.tensor([[1]]))
         wanted = turning_pairs(replica(stock), tables)
         if tuple(wanted) != seen.pairs and len(wanted) == len(seen.pairs):
-            found.append((((), f"entries {_shown(wanted)} as pairs", _shown(seen.pairs), deltas[0]), stock.layer_idx))
-    return _grouped(found)
+            yield stock.layer_idx, Finding((), f"entries {_shown(wanted)} as pairs", _shown(seen.pairs), deltas[0])
 
 
 def _differences(
     model: Any, other: Any, layers: dict[int, Any], measured: dict[int, _Measured], deltas: Sequence[int], dtype: torch.dtype
-) -> Iterator[Finding]:
+) -> Findings:
     """Where a second model of the same family turns by other angles, or makes other queries of the same hidden states."""
     others = {stock.layer_idx: stock for stock in attention_modules(decoder_of(other))}
     if others.keys() != layers.keys() or other.config.model_type != model.config.model_type:
@@ -248,28 +256,22 @@ def _differences(
             f"two models of one family with as many layers were wanted; got a {model.config.model_type} of {len(layers)} layers and a "
             f"{other.config.model_type} of {len(others)}"
         )
-    found: list[tuple[Any, int]] = []
     for layer, stock in layers.items():
         mine, theirs = measured[layer], _measured(other, others[layer], deltas, dtype)
         if mine.angles.shape != theirs.angles.shape:
-            found.append(
-                (((), f"{len(mine.pairs)} pairs that turn, as in the first model", f"{len(theirs.pairs)}", deltas[0]), layer)
+            yield (
+                layer,
+                Finding((), f"{len(mine.pairs)} pairs that turn, as in the first model", f"{len(theirs.pairs)}", deltas[0]),
             )
             continue
-        error = torch.remainder(mine.angles - theirs.angles + math.pi, 2 * math.pi).sub(math.pi).abs().amax(0)
-        wrong = error > TOLERANCE[dtype]
-        if bool(wrong.any()):
-            pairs = tuple(wrong.any(1).nonzero().flatten().tolist())
-            found.append(
-                (
-                    (pairs, "the angles of the first model", f"{float(error.max()):.2g} rad off", _first(wrong.any(0), deltas)),
-                    layer,
-                )
-            )
+        error = _between(mine.angles, theirs.angles).amax(0)
+        off = error > TOLERANCE[dtype]
+        if bool(off.any()):
+            by = f"{float(error.max()):.2g} rad off"
+            yield layer, Finding(_numbers(off), "the angles of the first model", by, _first(off, deltas))
         text = _reordered(stock, others[layer], source_of(decoder_of(model), stock, stock.config))
         if text:
-            found.append((((), "the queries of the first model", text, deltas[0]), layer))
-    return _grouped(found)
+            yield layer, Finding((), "the queries of the first model", text, deltas[0])
 
 
 def _reordered(stock: Any, other: Any, source: Source | None) -> str:
@@ -296,45 +298,38 @@ def _agreement(one: Tensor, other: Tensor) -> float:
     return float(nn.functional.cosine_similarity(one.flatten(), other.flatten(), dim=0))
 
 
-def _grouped(found: list[tuple[Any, int]]) -> Iterator[Finding]:
-    """One finding for layers that have the same fault."""
-    for (pairs, expected, measured, first), layers in groupby(sorted(found, key=repr), key=lambda each: each[0]):
-        yield Finding(tuple(sorted(layer for _, layer in layers)), pairs, expected, measured, first)
+def _by_fault(findings: Findings) -> Iterator[str]:
+    """A line for each fault, with all layers that have it."""
+    layers: dict[Finding, list[int]] = {}
+    for layer, finding in findings:
+        layers.setdefault(finding, []).append(layer)
+    for finding in sorted(layers, key=lambda each: repr(astuple(each))):
+        yield finding.line(sorted(layers[finding]))
 
 
-def _table(expected: dict[int, _Expected], measured: dict[int, _Measured], deltas: Sequence[int], tolerance: float) -> xr.Dataset:
-    errors = {layer: _errors(expected[layer], measured[layer], deltas).numpy() for layer in expected}
+def _table(
+    expected: dict[int, _Expected], errors: dict[int, Tensor], wrong: dict[int, Tensor], deltas: Sequence[int]
+) -> xr.Dataset:
     heads, components = (max((each.shape[axis] for each in errors.values()), default=1) for axis in (0, 1))
     shape = (len(errors), heads, components)
     largest, first = np.full(shape, np.nan), np.full(shape, -1, dtype=np.int64)
     by_distance = np.full((len(errors), components, len(deltas)), np.nan)
     frequency = np.full((len(errors), components), np.nan)
-    for row, (layer, error) in enumerate(errors.items()):
-        allowed = _allowed(expected[layer], error.shape[1], deltas, tolerance).numpy()
-        wrong = error > allowed
+    for row, layer in enumerate(errors):
+        error, off = errors[layer].numpy(), wrong[layer].numpy()
         largest[row, : error.shape[0], : error.shape[1]] = error.max(-1, initial=0.0)
-        first[row, : error.shape[0], : error.shape[1]] = np.where(wrong.any(-1), np.asarray(deltas)[wrong.argmax(-1)], -1)
+        first[row, : error.shape[0], : error.shape[1]] = np.where(off.any(-1), np.asarray(deltas)[off.argmax(-1)], -1)
         by_distance[row, : error.shape[1]] = error.max(0)
         frequency[row, : len(expected[layer].frequencies)] = expected[layer].frequencies
+    by_component, by_head = ("layer", "component"), ("layer", "head", "component")
+    variables = {
+        "error": ((*by_component, "distance"), by_distance, "error of the angle, largest of the heads", "rad"),
+        "largest_error": (by_head, largest, "largest error of the angle", "rad"),
+        "first_distance": (by_head, first, "first distance with an error", "token"),
+        "frequency": (by_component, frequency, "expected frequency", "rad"),
+    }
     return xr.Dataset(
-        {
-            "error": (
-                ("layer", "component", "distance"),
-                by_distance,
-                {"long_name": "error of the angle, largest of the heads", "units": "rad"},
-            ),
-            "largest_error": (
-                ("layer", "head", "component"),
-                largest,
-                {"long_name": "largest error of the angle", "units": "rad"},
-            ),
-            "first_distance": (
-                ("layer", "head", "component"),
-                first,
-                {"long_name": "first distance with an error", "units": "token"},
-            ),
-            "frequency": (("layer", "component"), frequency, {"long_name": "expected frequency", "units": "rad"}),
-        },
+        {name: (axes, values, {"long_name": long, "units": units}) for name, (axes, values, long, units) in variables.items()},
         coords={"layer": list(errors), "head": range(heads), "component": range(components), "distance": list(deltas)},
     )
 

@@ -6,29 +6,32 @@
 TransformerLens re-implements attention, and a stock adapter would silently rotate by the token index. Here its hook points are the
 hook sites of `RepositionedAttention` instead, on the stock module, so bridge and Hugging Face model run the same code; scores and
 patterns are materialised only in layers where a hook reads them, elsewhere the fused kernel runs.
+
+Decoders that TransformerLens has no adapter for get one of their own: embed, blocks.{i}.hook_in / hook_out, blocks.{i}.attn, unembed. Names
+of parts are read off the model; norms and feed-forward parts stay inside their blocks, without hook points.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from transformer_lens import ActivationCache
+from transformer_lens.factories.architecture_adapter_factory import SUPPORTED_ARCHITECTURES, ArchitectureAdapterFactory
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import TransformerBridge
-from transformer_lens.model_bridge.generalized_components import (
-    LinearBridge,
-)
+from transformer_lens.model_bridge.architecture_adapter import ArchitectureAdapter
+from transformer_lens.model_bridge.generalized_components import BlockBridge, EmbeddingBridge, LinearBridge, UnembeddingBridge
+from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
 from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from repo_interp.errors import InputError, warn
-from repo_interp.models.any_adapter import adapter_for, architecture_of, has_hook
 from repo_interp.models.attention import attached
 from repo_interp.models.changes import unchanged_computation
 from repo_interp.models.layer_pass import HookSites
-from repo_interp.models.reposition import attentions
+from repo_interp.models.reposition import attentions, blocks
 
 
 class RepositionedBridge(TransformerBridge):
@@ -87,16 +90,19 @@ class PositionCache(ActivationCache):
         return self.cache_dict[name]
 
 
-class _Heads(nn.Module):
-    """A hook point [batch, token, head, d_head] at a tensor [batch, head, token, d_head]."""
+class _TokensFirst(nn.Module):
+    """A hook point [batch, token, head, d_head], or [batch, token, head x d_head], at a tensor [batch, head, token, d_head]."""
 
-    def __init__(self, point: nn.Module) -> None:
+    def __init__(self, point: nn.Module, flat: bool) -> None:
+        """`flat`: the point's heads stand side by side, as those of a norm that spans all heads."""
         super().__init__()
-        self.point = point
+        self.point, self.flat = point, flat
 
     def forward(self, tensor: Tensor) -> Tensor:
         """The tensor after the hooks."""
-        return self.point(tensor.transpose(1, 2)).transpose(1, 2)
+        tensor = tensor.transpose(1, 2)
+        hooked = self.point(tensor.flatten(2)).unflatten(2, tensor.shape[2:]) if self.flat else self.point(tensor)
+        return hooked.transpose(1, 2)
 
 
 class RepositionedAttentionBridge:
@@ -112,7 +118,9 @@ class RepositionedAttentionBridge:
             return
         for name in _POINTS:
             if not has_hook(self, name):
-                setattr(self, name, _hook(pos_dim=2))
+                point = HookPoint()
+                point.pos_dim = 2
+                setattr(self, name, point)
         self.hook_cos.pos_dim = self.hook_sin.pos_dim = 2  # [batch, P, token, d_head/2]
         attention.sites = HookSites(
             positions=self.hook_positions,
@@ -127,8 +135,9 @@ class RepositionedAttentionBridge:
         normed = getattr(component, "q_norm", None) is not None
         if normed and hasattr(self, "hook_q_normed"):
             spans_heads = self._qk_norm_phase == "pre_reshape"
-            attention.sites.queries = _Flat(self.hook_q_normed) if spans_heads else self.hook_q_normed
-            attention.sites.keys = _Flat(self.hook_k_normed) if spans_heads else self.hook_k_normed
+            norms = (self.hook_q_normed, self.hook_k_normed)
+            sites = [_TokensFirst(each, flat=True) if spans_heads else each for each in norms]
+            attention.sites.queries, attention.sites.keys = sites
         if "o" not in self.submodules:
             self.hook_z = HookPoint()
             attention.sites.attended = self.hook_z
@@ -140,7 +149,7 @@ class RepositionedAttentionBridge:
                 self.hook_aliases = {alias: at for alias, at in aliases.items() if alias not in ("hook_q", "hook_k", "hook_v")}
                 self.hook_q, self.hook_k, self.hook_v = points = [HookPoint(), HookPoint(), HookPoint()]
             # A point of the adapter that splits heads itself is given them side by side.
-            sites = [_Heads(point) if point.hook_conversion is None else _Flat(point) for point in points]
+            sites = [_TokensFirst(point, flat=point.hook_conversion is not None) for point in points]
             attention.sites.queries, attention.sites.keys, attention.sites.values = sites
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -249,20 +258,46 @@ _POINTS = (
 """Hook points that every attention has, with its own or ours."""
 
 
-class _Flat(nn.Module):
-    """A hook point [batch, token, head x d_head] at a tensor [batch, head, token, d_head]: a norm that spans all heads."""
-
-    def __init__(self, point: nn.Module) -> None:
-        super().__init__()
-        self.point = point
-
-    def forward(self, tensor: Tensor) -> Tensor:
-        """The tensor after the hooks."""
-        heads = tensor.shape[1]
-        return self.point(tensor.transpose(1, 2).flatten(2)).unflatten(2, (heads, -1)).transpose(1, 2)
+class AnyAttention(GeneralizedComponent):
+    """An attention module as it is; its hook points are those that `bridge` puts at the hook sites."""
 
 
-def _hook(pos_dim: int) -> HookPoint:
-    point = HookPoint()
-    point.pos_dim = pos_dim
-    return point
+class AnyBlock(BlockBridge):
+    """A layer, whose residual stream is seen before and after it."""
+
+    hook_aliases: ClassVar = {"hook_resid_pre": "hook_in", "hook_resid_post": "hook_out", "hook_attn_out": "attn.hook_out"}
+
+
+def architecture_of(model: Any) -> str:
+    """The name of TransformerLens' adapter for `model`; where it has none, that of one made for this model."""
+    name = type(model).__name__
+    return name if name in SUPPORTED_ARCHITECTURES else adapter_for(model)
+
+
+def adapter_for(model: Any) -> str:
+    """The name of an adapter made for `model`."""
+    made = f"{type(model).__name__} (repo_interp)"
+    parts = {id(module): path for path, module in model.named_modules()}
+    stack = blocks(model)
+    attention = next(path for path, module in stack.named_modules() if attached(module) is not None).partition(".")[2]
+
+    class Adapter(ArchitectureAdapter):
+        """Parts of the model by name."""
+
+        def __init__(self, cfg: Any) -> None:
+            super().__init__(cfg)
+            self.component_mapping = {
+                "embed": EmbeddingBridge(name=parts[id(model.get_input_embeddings())]),
+                "blocks": AnyBlock(
+                    name=parts[id(stack)], submodules={"attn": AnyAttention(name=attention, config=cfg, optional=True)}
+                ),
+                "unembed": UnembeddingBridge(name=parts[id(model.get_output_embeddings())], config=cfg),
+            }
+
+    ArchitectureAdapterFactory.register_adapter(made, Adapter)
+    return made
+
+
+def has_hook(component: nn.Module, name: str) -> bool:
+    """Whether a component of a bridge has a hook point or an alias called `name`."""
+    return name in getattr(component, "hook_aliases", {}) or name in dict(component.named_children())

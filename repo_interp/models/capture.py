@@ -8,7 +8,7 @@ seen; those on hook_rot_q, hook_rot_k and later come after and are not. Observer
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -39,7 +39,7 @@ def capture(
     """Run `tokens` through a repositioned model or bridge and hand every layer in `layers` (None: all) to `receive`.
 
     The pass ends after the last of `layers`: later ones are not computed.
-    `valid` marks tokens that are not padding, which may stand on either side. `prompts` numbers the prompts. Queries, keys and
+    `valid` marks tokens that are not padding, which may be on either side. `prompts` numbers the prompts. Queries, keys and
     positions arrive in float32 or wider. Raises InputError naming layer and prompt where a value is not finite.
     """
 
@@ -97,9 +97,8 @@ def next_token_logits(model: nn.Module, hidden: Float[Tensor, "row width"]) -> F
     """Logits of the next token, float32, from last hidden states that `decode` gave."""
     owner: Any = getattr(model, "original_model", model)  # of a bridge
     # The head's own forward does what a family does with logits: soft caps, scales, biases. No hook on the decoder is called.
-    name = (
-        owner.base_model_prefix if owner.base_model_prefix in owner._modules else "model"
-    )  # Llama 4's prefix names another model
+    prefix = owner.base_model_prefix
+    name = prefix if prefix in owner._modules else "model"  # Llama 4's prefix names another model
     decoder = owner._modules[name]
     owner._modules[name] = _GivenDecoder(hidden[None], decoder)
     try:
@@ -108,39 +107,25 @@ def next_token_logits(model: nn.Module, hidden: Float[Tensor, "row width"]) -> F
         owner._modules[name] = decoder
 
 
-class _GivenDecoder(nn.Module):
+class _GivenDecoder:
     """Stands in for `decoder`, whose last hidden states are known; has its numbers (Falcon H1 reads the head's factor there)."""
 
     def __init__(self, hidden: Tensor, decoder: nn.Module) -> None:
-        super().__init__()
-        self.hidden, self.numbers = hidden, vars(decoder)
-
-    @property
-    def decoder(self) -> _GivenDecoder:
-        """Itself, for a family whose model has its decoder inside (OPT)."""
-        return self
+        self._hidden, self._decoder = hidden, decoder
 
     def __getattr__(self, name: str) -> Any:
-        numbers = self.__dict__.get("numbers", {})
-        return numbers[name] if name in numbers else super().__getattr__(name)
+        found = getattr(self._decoder, name)
+        return self if isinstance(found, nn.Module) else found  # OPT has its decoder inside
 
-    def forward(self, *arguments: Any, **keywords: Any) -> _GivenStates:
-        """The known states."""
-        return _GivenStates(self.hidden)
+    def __call__(self, *arguments: Any, **keywords: Any) -> _GivenStates:
+        return _GivenStates((self._hidden,))
 
 
 class _GivenStates(tuple):
-    """What a decoder returns, with these last hidden states and nothing else."""
+    """What a decoder returns: its last hidden states first, and nothing else."""
 
-    last_hidden_state: Tensor
-
-    def __new__(cls, hidden: Tensor) -> _GivenStates:
-        made = super().__new__(cls, (hidden,))
-        made.last_hidden_state = hidden
-        return made
-
-    def __getattr__(self, name: str) -> None:
-        return None
+    def __getattr__(self, name: str) -> Any:
+        return self[0] if name == "last_hidden_state" else None
 
 
 def predictions_of(
@@ -203,14 +188,12 @@ def observing(
                     inputs = replace(inputs, gate_features=exact(features), largest_position=scheme.position_map.maximum)
         receive(inputs)
 
-    watched = [attention for attention in attentions(model) if layers is None or attention.layer_idx in layers]
-    for attention in watched:
-        attention.observers.append(observe)
-    try:
+    with ExitStack() as undo:
+        for attention in attentions(model):
+            if layers is None or attention.layer_idx in layers:
+                attention.observers.append(observe)
+                undo.callback(attention.observers.remove, observe)
         yield
-    finally:
-        for attention in watched:
-            attention.observers.remove(observe)
 
 
 def require_finite(inputs: AttentionInputs) -> None:

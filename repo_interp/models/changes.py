@@ -1,4 +1,4 @@
-"""What of a model is no longer as it was loaded: weights that were edited, hooks that stand, rotations that are exchanged.
+"""What of a model is no longer as it was loaded: edited weights, attached hooks, exchanged rotations.
 
     from loading or bridging on    CRC-32 of every weight, and of every layer's rotation; the number that the next hook will have
     later                          what differs, by name: a run says so, since the digest of a checkpoint's files would not

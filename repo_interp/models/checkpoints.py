@@ -31,9 +31,9 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 
-from repo_interp.errors import InputError, one_line
+from repo_interp.errors import InputError, one_line, refused
 from repo_interp.files import is_left_behind, path_of, replaced, require_directory, write_text
-from repo_interp.models.adapters import adapted, base_of, fitting_changes
+from repo_interp.models.adapters import adapted, base_of
 from repo_interp.models.architectures import native_layout
 from repo_interp.models.configuration import (
     REGISTER,
@@ -44,16 +44,15 @@ from repo_interp.models.configuration import (
     scaled_configuration,
     written_configuration,
 )
-from repo_interp.models.converted import is_converted, loaded_by_transformers
 from repo_interp.models.directories import is_of_checkpoint
-from repo_interp.models.dispatch import DeviceMap, MostMemory, device_of_weights, dispatched, is_dispatched, weights_in_place
+from repo_interp.models.dispatch import DeviceMap, MostMemory, device_of_weights, dispatched, is_dispatched
 from repo_interp.models.fields import DTYPES, SpecialTokens
 from repo_interp.models.gguf import fitted
 from repo_interp.models.gguf_header import SUFFIX
 from repo_interp.models.reposition import assigner_parameters, layout, reposition, with_layout  # noqa: F401 - `ri.reposition` is found here
 from repo_interp.models.stated import HUGGING_FACE, OURS, Checkpoint, json_object, tokens_of
 from repo_interp.models.stored import StoredWeight, file_key
-from repo_interp.models.weights import fitting_weights, read_weights, tied_parameters
+from repo_interp.models.weights import fitting_weights, is_converted, loaded_by_transformers, read_weights, tied_parameters
 from repo_interp.positions.layouts import format_layout
 from repo_interp.records import modelled
 
@@ -62,17 +61,8 @@ def known(path: str | os.PathLike[str]) -> Checkpoint:
     """The checkpoint at `path`, as `identify` gives it; of a GGUF file its header is read alone, and nothing is converted."""
     if Path(path).suffix.lower() != SUFFIX or not Path(path).is_file():
         return identify(path)
-    config = fitted(Path(path)).model.config
+    config = fitted(Path(path))[1].config
     return Checkpoint(Path(path), HUGGING_FACE, config, native_layout(config))
-
-
-def skeleton(checkpoint: Checkpoint) -> PreTrainedModel:
-    """The repositioned model of a checkpoint without weights (on the meta device), after its headers were found to fit it."""
-    if checkpoint.base is not None:
-        model = _empty_model(checkpoint.config, checkpoint.layout, checkpoint.options)
-        fitting_changes(model, checkpoint.directory)
-        return model
-    return _skeleton(checkpoint, checkpoint.config)[0]
 
 
 def load_model(
@@ -109,11 +99,12 @@ def load_model(
     if stored is None:
         placement = {"device_map": place if device_map is None else device_map, "max_memory": most_memory}
         return with_layout(loaded_by_transformers(checkpoint.directory, config, precision, **placement), None).eval()
-    placed = None if device_map is None else device_of_weights(model, device_map, most_memory, precision)
+    places: dict[str, Any] = dict.fromkeys(stored, place)
+    if device_map is not None:
+        places = device_of_weights(model, device_map, most_memory, precision)
     exact, values = assigner_parameters(model), {}
     for names, wanted in ((stored.keys() - exact.keys(), precision), (stored.keys() & exact.keys(), of_positions)):
-        some = {name: stored[name] for name in stored if name in names}
-        values |= read_weights(some, place, wanted) if placed is None else weights_in_place(some, placed, wanted)
+        values |= read_weights({name: stored[name] for name in stored if name in names}, wanted, places)
     _tie(model, values)
     model.load_state_dict(values, strict=False, assign=True)
     model.tie_weights()
@@ -124,7 +115,7 @@ def load_model(
         modelled(stated, SpecialTokens, str(generation))
         for name in SpecialTokens.model_fields.keys() & stated.keys():
             setattr(model.generation_config, name, stated[name])
-    model = model.to(place) if placed is None else dispatched(model, stored, placed, precision)  # pyright: ignore[reportArgumentType]
+    model = model.to(place) if device_map is None else dispatched(model, stored, places, precision)  # pyright: ignore[reportArgumentType]
     return model.eval()
 
 
@@ -150,14 +141,12 @@ def device_named(name: str) -> torch.device:
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase | None:
-    """The tokenizer that stands beside the weights, of an adapter beside those of its base; None where there is none."""
+    """The tokenizer in the directory of the weights, of an adapter in that of its base; None where there is none."""
     directory = tokens_of(checkpoint.directory)
     if not any((directory / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")):
         return None
-    try:
+    with refused(f"{directory} has a tokenizer that does not load"):
         return AutoTokenizer.from_pretrained(directory, config=checkpoint.config, trust_remote_code=False)
-    except Exception as error:
-        raise InputError(f"{directory} has a tokenizer that does not load: {one_line(error)}") from None
 
 
 def save(
@@ -196,7 +185,7 @@ def save(
 
 
 def _replaceable(directory: str | os.PathLike[str]) -> Path:
-    """`directory` without links. Raises InputError where a file stands there, or where it cannot be exchanged for another directory."""
+    """`directory` without links. Raises InputError where it is a file, or cannot be exchanged for another directory."""
     place = path_of(directory, "a directory for the checkpoint").resolve()
     require_directory(place)
     if place.is_mount() or Path.cwd().is_relative_to(place):
@@ -208,7 +197,7 @@ def _replaceable(directory: str | os.PathLike[str]) -> Path:
 
 
 def _keep_others(directory: Path, unfinished: Path) -> None:
-    """Put what stands in `directory` and is of no checkpoint into `unfinished` too, as links to the same files where the disk has such."""
+    """Put the files in `directory` that belong to no checkpoint into `unfinished` too, as links where the disk has such."""
 
     def of_checkpoint(folder: str, names: list[str]) -> list[str]:
         if Path(folder) != directory:
@@ -294,9 +283,9 @@ class RepositionedForCausalLM:
         """
         most_memory = options.pop("max_memory", None)
         hub = {name: options.pop(name, None) for name in _HUB_OPTIONS}
-        refused = [name for name, value in options.items() if name not in _IDLE_OPTIONS and value not in (None, False, "")]
-        if refused:
-            raise InputError(f"repositioned checkpoints take no {refused[0]}; leave it out")
+        unknown = [name for name, value in options.items() if name not in _IDLE_OPTIONS and value not in (None, False, "")]
+        if unknown:
+            raise InputError(f"repositioned checkpoints take no {unknown[0]}; leave it out")
         several = device_map if device_map == "auto" or isinstance(device_map, Mapping) else None
         known = identify(path, **{name: value for name, value in hub.items() if value is not None})
         checkpoint = Checkpoint(known.directory, OURS, plain(config), *own_layout_of(config), known.base)

@@ -1,7 +1,7 @@
-"""Configurations of transformers for what config.json says (`stated`), and the one that a repositioned model is written with.
+"""Make configurations of transformers from config.json (`stated`), and the configuration that a repositioned model is saved with.
 
-A model that `reposition` changed has a configuration that is written in our format, whoever saves it (`repositioned_class`). A class of
-another library would take every other key and run plain RoPE; a number of layers that is no number makes it fail.
+A model that `reposition` changed has a configuration that is written in our format, whatever code saves it (`repositioned_class`). A
+class of another library would take every other key and run plain RoPE; a number of layers that is no number makes it fail.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transformers.models.auto.configuration_auto import (
     CONFIG_MAPPING_NAMES,  # pyright: ignore[reportPrivateImportUsage]
 )
 
-from repo_interp.errors import InputError, one_line
+from repo_interp.errors import InputError, refused
 from repo_interp.models.architectures import class_name, native_layout, require_family
 from repo_interp.models.fields import Fields
 from repo_interp.models.stated import COUNTED, OURS, Checkpoint, counted, described, own_layout, plain_keys, require_decoder
@@ -80,7 +80,7 @@ def repositioned(config: PretrainedConfig, schemes: tuple[str, ...], options: Ma
 
 
 def written_configuration(decoder: Any) -> dict[str, Any]:
-    """What config.json says of a repositioned model."""
+    """The content of config.json for a repositioned model."""
     dtype = str(decoder.dtype).removeprefix("torch.")
     config = decoder.config.to_dict() | {"dtype": dtype, "architectures": [class_name(decoder.config.model_type)]}
     config.pop("_name_or_path", None)
@@ -136,7 +136,7 @@ def __getattr__(name: str) -> Any:
 def configured(raw: Mapping[str, Any], source: str) -> PretrainedConfig:
     """The Hugging Face configuration of `raw`. Raises InputError, naming `source`, where it describes no decoder."""
     modelled(raw, Fields, source)
-    try:
+    with refused(f"{source} describes no decoder"):
         raw = dict(PretrainedConfig._decode_special_floats(copy.deepcopy(dict(raw))))  # transformers writes into it
         layers = raw.get("num_hidden_layers")
         for name in ("layer_types", "no_rope_layers"):
@@ -144,8 +144,7 @@ def configured(raw: Mapping[str, Any], source: str) -> PretrainedConfig:
                 raise ValueError(f"{name} names {len(raw[name])} layers; the model has {layers}")
         family = raw.pop("model_type")
         config = AutoConfig.for_model(family, **raw)
-    except Exception as error:
-        raise InputError(f"{source} describes no decoder: {one_line(error)}") from None
     modelled({name: value for name, value in config.to_dict().items() if name in Fields.model_fields}, Fields, source)
-    require_decoder(raw, config, source)
+    with refused(f"{source} describes no decoder"):
+        require_decoder(raw, config)
     return config

@@ -28,7 +28,7 @@ from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.bridge import model_of
 from repo_interp.models.capture import decode, next_token_logits
 from repo_interp.models.outputs import attention_values
-from repo_interp.models.reposition import attentions, blocks, decoder_of
+from repo_interp.models.reposition import attentions, attentions_of, blocks, decoder_of
 
 LARGE = 1e4
 """What a norm is given to read its gain off: so large that its epsilon is nothing beside it."""
@@ -91,7 +91,7 @@ class DirectPath:
         directions = directions * self.factors[layer] * self.logit_factor
         if layer in self.after_attention:
             directions = self.after_attention[layer].pulled_back(directions, rows)
-        (attention,) = [one for one in attentions(self.model) if one.layer_idx == layer]
+        (attention,) = attentions_of(self.model, [layer])
         projection = inner(attention.output_projection)
         written = _pulled_through(projection, directions, self.gates[layer].shape[-1]) * self.gates[layer][rows]
         return (written.unflatten(-1, (attention.heads, -1)) * moved.float()).sum(-1)
@@ -145,14 +145,14 @@ def _remember_gate(attention: RepositionedAttention, gates: dict[int, Tensor], h
     projection = attention.output_projection
     assert projection is not None  # `_added` has seen it
 
-    def heads(module: nn.Module, arguments: tuple, output: Tensor) -> None:
+    def heads(output: Tensor) -> None:
         attended[:] = [output[0].reshape(output.shape[1], -1)]
 
     def projected(module: nn.Module, arguments: tuple) -> None:
         (plain,), given = attended, arguments[0].reshape(-1, arguments[0].shape[-1])
         gates[attention.layer_idx] = torch.where(plain == 0, 1.0, given / plain).float()
 
-    hooks.callback(attention.sites.attended.register_forward_hook(heads).remove)
+    hooks.callback(attention.sites.call("attended", heads))
     hooks.callback(projection.register_forward_pre_hook(projected).remove)
 
 
@@ -179,49 +179,37 @@ def _logit_factor(model: nn.Module) -> float:
     return float((plain * given).sum() / plain.square().sum())
 
 
-@dataclass
-class _Calls:
-    """What the modules of one short pass were given and gave, in the order in which they ended."""
-
-    made: list[tuple[nn.Module, Tensor, Tensor]] = field(default_factory=list)
-
-    def see(self, module: nn.Module, arguments: tuple, keywords: dict[str, Any], output: Any) -> None:
-        """A forward hook."""
-        given = next((each for each in (*arguments, *keywords.values()) if isinstance(each, Tensor)), None)
-        gave = output[0] if isinstance(output, tuple) else output
-        if given is not None and isinstance(gave, Tensor):
-            self.made.append((module, given.float(), gave.float()))
-
-
 def _measured(model: nn.Module) -> tuple[nn.Module | None, dict[int, tuple[nn.Module | None, float]]]:
     """The norm outside of layers that a pass calls last, None without one; and what `_added` finds, by layer where it finds something.
 
-    Costs one pass of `TOKENS` tokens.
+    Costs one pass of `TOKENS` tokens, in which `calls` are noted in the order in which they end.
     """
-    layers = {id(block): {id(module) for module in block.modules()} for block in blocks(model)}
-    inside = set().union(*layers.values())
-    own = {attention.layer_idx: {id(module) for module in attention.module.modules()} for attention in attentions(model)}
-    projections = {id(attention.output_projection) for attention in attentions(model)}
-    unseen = set().union(*own.values()) - projections
-    outside, calls = _Calls(), {block: _Calls() for block in layers}
+    layers = [{id(module) for module in block.modules()} for block in blocks(model)]
+    inside = set().union(*layers)
+    own = {id(module) for attention in attentions(model) for module in attention.module.modules()}
+    unseen = own - {id(attention.output_projection) for attention in attentions(model)}
+    calls: list[tuple[nn.Module, Tensor, Tensor]] = []
+
+    def see(module: nn.Module, arguments: tuple, keywords: dict[str, Any], output: Any) -> None:
+        given = next((each for each in (*arguments, *keywords.values()) if isinstance(each, Tensor)), None)
+        gave = output[0] if isinstance(output, tuple) else output
+        if given is not None and isinstance(gave, Tensor):
+            calls.append((module, given.float(), gave.float()))
+
     with ExitStack() as hooks, torch.no_grad():
         for module in decoder_of(model).modules():
-            if id(module) not in inside and _is_norm(module):
-                hooks.callback(module.register_forward_hook(outside.see, with_kwargs=True).remove)
-        for block in blocks(model):
-            for module in block.modules():
-                if id(module) not in unseen:
-                    hooks.callback(module.register_forward_hook(calls[id(block)].see, with_kwargs=True).remove)
+            if id(module) not in unseen and (id(module) in inside or _is_norm(module)):
+                hooks.callback(module.register_forward_hook(see, with_kwargs=True).remove)
         tokens = torch.arange(TOKENS, device=next(model.parameters()).device)[None] % model_of(model).config.vocab_size
         decode(model, tokens, torch.ones_like(tokens, dtype=torch.bool))
     width = inner(model_of(model).get_output_embeddings()).weight.shape[-1]
-    final = [module for module, _, gave in outside.made if gave.shape[-1] == width]
+    final = [module for module, _, gave in calls if id(module) not in inside and gave.shape[-1] == width]
     if not final:
         return None, {}
     found = {}
     for attention in attentions(model):
-        (block,) = [block for block, modules in layers.items() if id(attention.module) in modules]
-        added = _added(calls[block].made, attention.output_projection)
+        (block,) = [modules for modules in layers if id(attention.module) in modules]
+        added = _added([call for call in calls if id(call[0]) in block], attention.output_projection)
         if added is not None:
             found[attention.layer_idx] = added
     return final[-1], found

@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from repo_interp.errors import InputError, one_line
+from repo_interp.errors import InputError, one_line, refused
 from repo_interp.files import path_of, regular
 from repo_interp.models.fetched import fetched_directory
 from repo_interp.models.gguf_header import SUFFIX
@@ -80,7 +80,5 @@ def _directory_of(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
         )
     from huggingface_hub import snapshot_download
 
-    try:
+    with refused(f"{text} is no directory here and could not be fetched from the hub"):
         return Path(snapshot_download(text, allow_patterns=list(FETCHED), **hub))
-    except Exception as error:
-        raise InputError(f"{text} is no directory here and could not be fetched from the hub: {one_line(error)}") from None

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from accelerate import dispatch_model, infer_auto_device_map
 from accelerate.utils import convert_file_size_to_int, get_max_memory
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
 from repo_interp.models.reposition import scheme_modules
 from repo_interp.models.stored import StoredWeight
-from repo_interp.models.weights import read_weights, tied_parameters
+from repo_interp.models.weights import tied_parameters
 
 DeviceMap = str | Mapping[str, str | int]
 """`auto`, or a device for every part of the model by the name of its module."""
@@ -56,21 +56,6 @@ def device_of_weights(
     return placed
 
 
-def weights_in_place(
-    stored: Mapping[str, StoredWeight], placed: Mapping[str, str | int], dtype: torch.dtype
-) -> dict[str, Tensor]:
-    """The values of `stored` that are held in memory or on an accelerator, each where it belongs.
-
-    Those on the disk are read once and dropped, so that what is damaged is refused now.
-    """
-    values: dict[str, Tensor] = {}
-    for name, weight in stored.items():
-        on_disk = placed[name] == "disk"
-        read = read_weights({name: weight}, torch.device("cpu" if on_disk else placed[name]), dtype)
-        values |= {} if on_disk else read
-    return values
-
-
 def dispatched(
     model: PreTrainedModel, stored: Mapping[str, StoredWeight], placed: Mapping[str, str | int], dtype: torch.dtype
 ) -> PreTrainedModel:
@@ -85,7 +70,7 @@ def dispatched(
         if placed[name] == "disk"
     }
     level = logging.getLogger("accelerate.big_modeling")
-    before, level.disabled = level.disabled, True  # it warns of what was asked for
+    before, level.disabled = level.disabled, True  # it warns of the offloading that the user chose
     try:
         modules = {name.rpartition(".")[0]: device for name, device in placed.items()}
         return dispatch_model(  # pyright: ignore[reportReturnType]

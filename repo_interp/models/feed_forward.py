@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from repo_interp.models.lasting import put
 from repo_interp.models.reposition import blocks
 
 _CELLS = 2**22
@@ -36,7 +37,7 @@ def in_blocks(model: nn.Module) -> Iterator[None]:
             part = getattr(mlp, "_original_component", mlp)  # of a bridge
             size = getattr(part, "intermediate_size", None)
             if isinstance(part, nn.Module) and isinstance(size, int) and _is_plain(part) and not _is_watched(part):
-                stack.enter_context(_one_in_blocks(part, block_of(size)))
+                put(stack, part, "forward", partial(_by_blocks, block_of(size)))
         yield
 
 
@@ -46,7 +47,7 @@ def _is_plain(part: nn.Module) -> bool:
 
 
 def _is_watched(part: nn.Module) -> bool:
-    """Whether a hook stands on a module within `part`: TransformerLens', torch's own, or one that fetches weights from elsewhere."""
+    """Whether a module within `part` has a hook: TransformerLens', torch's own, or one that fetches weights from elsewhere."""
     within = (module for module in part.modules() if module is not part)
     return any(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or hasattr(module, "_hf_hook")
@@ -54,9 +55,8 @@ def _is_watched(part: nn.Module) -> bool:
     )
 
 
-@contextmanager
-def _one_in_blocks(part: nn.Module, block: int) -> Iterator[None]:
-    whole: Callable[..., Any] = part.forward
+def _by_blocks(block: int, whole: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """`whole`, which maps each token by itself, applied to `block` tokens at a time."""
 
     def forward(x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
@@ -67,12 +67,4 @@ def _one_in_blocks(part: nn.Module, block: int) -> Iterator[None]:
             out[start : start + block] = whole(rows[None, start : start + block])[0]
         return out.reshape(x.shape)
 
-    own = part.__dict__.get("forward")
-    part.forward = forward  # pyright: ignore[reportAttributeAccessIssue]
-    try:
-        yield
-    finally:
-        if own is None:
-            del part.forward
-        else:
-            part.forward = own
+    return forward

@@ -48,7 +48,7 @@ class Packaged:
 
     @property
     def terms(self) -> tuple[str, ...]:
-        """Names of the licence texts that are kept in the checkpoint's directory: whoever uses the model accepts them."""
+        """Names of the licence texts that are kept in the checkpoint's directory: users of the model accept them."""
         return tuple(Path(text).name for wheel in self.wheels for text in wheel.terms)
 
 

@@ -1,6 +1,6 @@
 """What config.json and generation_config.json may say, with types and ranges: pydantic models of the keys that are read.
 
-Other keys are the decoder's own business. Upper ends are those beyond which memory is asked for that no machine has.
+Other keys are the decoder's own business. Beyond the upper ends a model would not fit any machine.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Rope(_Stated):
 
 
 class Released(_Stated):
-    """What the RePo authors' checkpoints say of their positions, beside which layers (`configuration.released_layout`)."""
+    """How the RePo authors' checkpoints assign positions; `released_layout` reads in which layers."""
 
     dynamic_pe_mode: str = "none"
 
@@ -117,7 +117,7 @@ class SpecialTokens(_Stated):
 
 
 class Base(_Stated):
-    """The whole checkpoint that an adapter stands on."""
+    """The whole checkpoint that an adapter changes."""
 
     name: Annotated[str, MinLen(1), MaxLen(4096)]
     """As `load` takes it."""
@@ -126,7 +126,7 @@ class Base(_Stated):
 
 
 class Fields(SpecialTokens):
-    """What config.json says of a decoder, as far as we read it or make memory of it."""
+    """The keys of config.json that we read, or that decide how much memory a decoder takes."""
 
     vocab_size: Size = 1
     hidden_size: Size = 1

@@ -22,7 +22,7 @@ def continue_greedily(
 ) -> list[tuple[int, ...]]:
     """The most probable next tokens of every prompt, `counts[i]` of them for prompt i.
 
-    The model is used as it stands (put it into evaluation mode). Prompts of similar length share a forward pass, whatever their order.
+    The model is used as it is (put it into evaluation mode). Prompts of similar length share a forward pass, whatever their order.
     """
     if len(prompts) != len(counts):
         raise ValueError(f"one count per prompt was wanted; got {len(counts)} for {len(prompts)} prompts")

@@ -17,7 +17,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +24,15 @@ import numpy as np
 import torch
 from accelerate import init_empty_weights
 from safetensors.torch import save_file
-from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from repo_interp.errors import InputError, one_line
+from repo_interp.errors import InputError, one_line, refused
 from repo_interp.files import replaced
 from repo_interp.models.gguf_header import FACTORS, Header, header_of, require_magic
-from repo_interp.models.gguf_metadata import Architecture, architecture_of, keys_of
+from repo_interp.models.gguf_metadata import architecture_of, keys_of
 from repo_interp.models.stored import cache_directory, is_whole
+from repo_interp.models.weights import require_fit
 
 _VERSION = 2
 """Raised whenever the same file is converted to something else, so that what an older version kept is not taken."""
@@ -49,7 +48,10 @@ def converted(file: str | os.PathLike[str]) -> Path:
     or metadata that do not fit, and where the disk has no room.
     """
     file = Path(file)
-    directory = cache_directory() / "gguf" / f"{_digest(file)}-{_VERSION}"
+    require_magic(file)
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    directory = cache_directory() / "gguf" / f"{digest}-{_VERSION}"
     if not is_whole(directory):
         write_converted(file, directory)
     return directory
@@ -60,18 +62,17 @@ def write_converted(file: Path, directory: Path, texts: Iterable[Path] = ()) -> 
 
     Raises InputError as `converted` does.
     """
-    found = fitted(file)
-    try:
-        model, weights = found.model, _weights(found)
+    header, model, names = fitted(file)
+    with refused(f"{file} cannot be read as GGUF", 200):
+        weights = {
+            name: torch.from_numpy(_as_hugging_face(header.values(stored), stored, header, model.config))
+            for name, stored in names.items()
+        }
         with tempfile.TemporaryDirectory() as alone:  # files beside it say nothing about the tokenizer
             (Path(alone) / "model.gguf").symlink_to(file.resolve())
             tokenizer = AutoTokenizer.from_pretrained(
                 alone, gguf_file="model.gguf", local_files_only=True, trust_remote_code=False
             )
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"{file} cannot be read as GGUF: {one_line(error, 200)}") from None
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         with replaced(directory) as unfinished:
@@ -90,23 +91,14 @@ def write_converted(file: Path, directory: Path, texts: Iterable[Path] = ()) -> 
         ) from None
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """A GGUF file whose tensors fit a model."""
-
-    file: Header
-    model: PreTrainedModel
-    """Without weights (on the meta device)."""
-    names: dict[str, str]
-    """The tensor of every weight of the model, by the weight's name."""
-
-
-def fitted(file: Path) -> Fitted:
-    """The model that a GGUF `file` describes; no weights are read. Raises InputError as `converted` does, but for its weights."""
+def fitted(file: Path) -> tuple[Header, PreTrainedModel, dict[str, str]]:
+    """The header of a GGUF `file`; the model that it describes, without weights (on the meta device); and the tensor of every weight of the
+    model, by the weight's name. Raises InputError as `converted` does, but for what is wrong with values.
+    """
     header = header_of(file)
     with init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(_configuration(header), dtype=torch.float32)
-    return Fitted(header, model, _fitting(model, header))
+    return header, model, _fitting(model, header)
 
 
 def _configuration(header: Header) -> PretrainedConfig:
@@ -151,16 +143,6 @@ def _with_factors(config: PretrainedConfig, factors: Any, file: str) -> Pretrain
     )
 
 
-def _weights(fitted: Fitted) -> dict[str, Tensor]:
-    """The weights of the model in float32, by name."""
-    header, config = fitted.file, fitted.model.config
-    architecture = architecture_of(header.metadata, str(header.file))
-    return {
-        name: torch.from_numpy(_as_hugging_face(header.values(stored), stored, architecture, config))
-        for name, stored in fitted.names.items()
-    }
-
-
 def _fitting(model: PreTrainedModel, header: Header) -> dict[str, str]:
     """The tensor in the file of every weight of `model`, by the weight's name. Raises InputError where the two do not fit."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
@@ -175,22 +157,17 @@ def _fitting(model: PreTrainedModel, header: Header) -> dict[str, str]:
         wanted.pop("lm_head.weight", None)
     names = {name: f"{known.get_name(name.rpartition('.')[0])}.{name.rpartition('.')[2]}" for name in wanted}
     described = f"a {architecture} of {model.config.num_hidden_layers} blocks"
-    absent = [stored for stored in names.values() if stored not in shapes]
-    unused = sorted(shapes.keys() - set(names.values()))
-    for faults, what in (
-        (absent, f"lacks {len(absent)} of the tensors of {described}"),
-        (unused, f"holds {len(unused)} that {described} lacks"),
-    ):
-        if faults:
-            raise InputError(f"{file} {what} (first: {one_line(faults[0], 100)}); nothing was loaded")
+    missing = [stored for stored in names.values() if stored not in shapes]
+    require_fit(file, described, missing=missing, unexpected=sorted(shapes.keys() - set(names.values())))
     for name, stored in names.items():
         if shapes[stored] != wanted[name]:
             raise InputError(f"{file}: {stored} has shape {list(shapes[stored])}; {described} wants {list(wanted[name])}")
     return names
 
 
-def _as_hugging_face(array: np.ndarray, stored: str, architecture: Architecture, config: Any) -> np.ndarray:
+def _as_hugging_face(array: np.ndarray, stored: str, header: Header, config: Any) -> np.ndarray:
     """The values of the tensor `stored` in Hugging Face's order and meaning."""
+    architecture = architecture_of(header.metadata, str(header.file))
     if architecture.offset_norms and stored.endswith("norm.weight"):
         return array - 1
     maps = {".attn_q.": config.num_attention_heads, ".attn_k.": config.num_key_value_heads}
@@ -199,9 +176,3 @@ def _as_hugging_face(array: np.ndarray, stored: str, architecture: Architecture,
         return array
     rows = array.reshape(heads, -1, 2, *array.shape[1:]).swapaxes(1, 2)
     return np.ascontiguousarray(rows.reshape(array.shape))
-
-
-def _digest(file: Path) -> str:
-    require_magic(file)
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

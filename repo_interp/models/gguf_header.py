@@ -1,4 +1,4 @@
-"""The header of a GGUF file: its metadata, and where it has each tensor. Loads no torch; values are read when they are asked for.
+"""The header of a GGUF file: its metadata, and where it has each tensor. Loads no torch; `values` reads a tensor.
 
     "GGUF" version tensors pairs | key type value ... | name axes kind offset ... | padding | values of tensors, in order, without gaps
 
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from repo_interp.errors import InputError, one_line
+from repo_interp.errors import InputError, one_line, refused
 
 SUFFIX = ".gguf"
 FACTORS = "rope_freqs.weight"
@@ -75,12 +75,8 @@ def header_of(file: Path) -> Header:
     if find_spec("gguf") is None:
         raise InputError(f"{file} is a GGUF file; to read it install the package gguf: pip install 'repo-interp[gguf]'")
     require_magic(file)
-    try:
+    with refused(f"{file} cannot be read as GGUF", 200):
         return _read(file)
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"{file} cannot be read as GGUF: {one_line(error, 200)}") from None
 
 
 def require_magic(file: Path) -> None:

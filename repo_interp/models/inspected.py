@@ -39,7 +39,7 @@ class Inspected:
     """What a model that was fetched is; empty for others."""
 
     def require_fit(self) -> None:
-        """Raise InputError where what schemes have learned does not stand in the layers that have them."""
+        """Raise InputError where weights of a scheme belong to a layer that has another scheme, or are missing from one that has it."""
         layout, directory, config = self.checkpoint.layout, self.checkpoint.directory, self.checkpoint.config
         rows = {1, config.num_attention_heads, config.num_key_value_heads}
         keys = [file_key(name) for name in self.shapes]

@@ -7,6 +7,7 @@ Knows nothing about how they are computed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,13 @@ class Content:
     values: Float[Tensor, "batch kv_head key d_head"]
     gate_keys: Float[Tensor, "batch kv_head key d_head"] | None
 
+    def added(
+        self, scheme: PositionLogits, rows: Any, query_index: Tensor, key_index: Tensor, seen: Tensor, logit_scale: float
+    ) -> Float[Tensor, "batch head row key"]:
+        """What `scheme` adds to the logits of `rows` of the queries, whose numbers are `query_index`."""
+        queries = self.queries[:, :, rows]
+        return scheme(queries, self.keys, query_index, key_index, seen, logit_scale, self.values, self.gate_keys)
+
 
 @dataclass(frozen=True)
 class LogitsOfRows:
@@ -39,24 +47,13 @@ class LogitsOfRows:
 
     def __call__(self, rows: Int[Tensor, "row"], seen: Bool[Tensor, "batch 1 row key"]) -> Float[Tensor, "batch head row key"]:
         """Position logits of `rows` against all keys, given which keys each may see."""
-        bias = (
-            None
-            if self.bias is None
-            else self.bias[:, :, rows].expand(len(self.content.keys), self.content.queries.shape[1], -1, -1)
-        )
+        bias = self.bias
+        if bias is not None:
+            bias = bias[:, :, rows].expand(len(self.content.keys), self.content.queries.shape[1], -1, -1)
         if self.position_logits is None:
             assert bias is not None
             return bias
-        added = self.position_logits(
-            self.content.queries[:, :, rows],
-            self.content.keys,
-            self.index[:, rows],
-            self.index,
-            seen,
-            self.logit_scale,
-            self.content.values,
-            self.content.gate_keys,
-        )
+        added = self.content.added(self.position_logits, rows, self.index[:, rows], self.index, seen, self.logit_scale)
         return added if bias is None else added + bias
 
 
@@ -91,6 +88,10 @@ class HookSites:
     attended: nn.Module = field(default_factory=nn.Identity)
     """[batch, token, head, d_value]: weighted values, before the output projection."""
 
+    def call(self, site: str, act: Callable[[Tensor], Tensor | None]) -> Callable[[], None]:
+        """Call `act` with the tensor at `site` in every pass, which goes on with what `act` returns, if anything; the result ends that."""
+        return getattr(self, site).register_forward_hook(lambda module, arguments, tensor: act(tensor)).remove
+
     @property
     def needs_eager(self) -> bool:
         """Whether a hook reads or edits scores or pattern, so that they must be materialised."""
@@ -105,13 +106,15 @@ class Pass:
     attention_mask: Tensor | None
     index: Int[Tensor, "any token"]
     start: int
-    """Tokens that stand in the cache, before those of this pass."""
+    """Tokens in the cache, before those of this pass."""
     positions: Float[Tensor, "batch P token"] | None = None
     gate_keys: Tensor | None = None
     sinks: Float[Tensor, "head"] | None = None
     new_keys: Tensor | None = None
     """Keys and values of this pass alone, where there are cached ones."""
     new_values: Tensor | None = None
+    content: Content | None = None
+    """Queries of this pass, keys and values of all tokens, as soon as they are there."""
     key_positions: Float[Tensor, "batch P key"] | None = None
     """Positions of all keys, cached ones too."""
     tables: Any = None

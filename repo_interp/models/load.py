@@ -1,6 +1,6 @@
 """A checkpoint as a TransformerBridge: identified, loaded strictly, bridged, with a record of where it came from.
 
-`load_fresh` and `fresh_twin` give the same decoder and layout with freshly drawn weights: the control beside every claim about what
+`load_fresh` and `fresh_twin` give the same decoder and layout with freshly drawn weights: the control for every claim about what
 training did to a model.
 """
 

@@ -2,14 +2,14 @@
 
     o_s = sum_{j = s .. s + L - 1} softmax_j(w(q, k_j, distance)) v_j
 
-The query stands at the last place of every window, so distances are L - 1 .. 0, as length extension makes them look; where positions
+The query takes the last place of every window, so distances are L - 1 .. 0, as length extension makes them look; where positions
 are learned, distances are those of the query's own position to the keys'. Knows nothing about which queries and windows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -19,51 +19,37 @@ from torch import Tensor, nn
 from repo_interp.inputs import AttentionInputs
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.capture import capture
-from repo_interp.models.reposition import attentions, attentions_of
+from repo_interp.models.layer_pass import Content
+from repo_interp.models.reposition import attentions_of, called_at
 from repo_interp.positions.layouts import LEARNED
 from repo_interp.positions.logits import exact, soft_capped
 from repo_interp.positions.rotary import expand_heads
 
 
-@contextmanager
 def attention_outputs(
     model: nn.Module,
-    receive: Callable[[int, Float[Tensor, "batch token width"]], None],
+    receive: Callable[[int, Float[Tensor, "batch token width"]], object],
     layers: Collection[int] | None = None,
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Every pass hands the outputs of `layers` (None: all) to `receive`: sum_j w_ij v_j, a layer's heads side by side, before Wo."""
-    with ExitStack() as hooks:
-        for attention in attentions(model) if layers is None else attentions_of(model, layers):
-            handle = attention.sites.attended.register_forward_hook(_hand_on(attention.layer_idx, receive))
-            hooks.callback(handle.remove)
-        yield
+
+    def hand_on(attention: RepositionedAttention, attended: Tensor) -> None:
+        receive(attention.layer_idx, attended.flatten(2))
+
+    return called_at(model, "attended", hand_on, layers)
 
 
-def _hand_on(layer: int, receive: Callable[[int, Tensor], None]) -> Callable:
-    def hook(module: nn.Module, arguments: tuple, attended: Tensor) -> None:
-        receive(layer, attended.flatten(2))
-
-    return hook
-
-
-@contextmanager
 def attention_values(
     model: nn.Module,
-    receive: Callable[[int, Float[Tensor, "batch kv_head token d_head"]], None],
+    receive: Callable[[int, Float[Tensor, "batch kv_head token d_head"]], object],
     layers: Collection[int] | None = None,
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Every pass hands the values v_j of `layers` (None: all) to `receive`."""
 
-    def hand_on(attention: RepositionedAttention) -> Callable:
-        def hook(module: nn.Module, arguments: tuple, values: Tensor) -> None:
-            receive(attention.layer_idx, values)
+    def hand_on(attention: RepositionedAttention, values: Tensor) -> None:
+        receive(attention.layer_idx, values)
 
-        return hook
-
-    with ExitStack() as hooks:
-        for attention in attentions(model) if layers is None else attentions_of(model, layers):
-            hooks.callback(attention.sites.values.register_forward_hook(hand_on(attention)).remove)
-        yield
+    return called_at(model, "values", hand_on, layers)
 
 
 def parity_errors(model: nn.Module, tokens: Int[Tensor, "1 token"]) -> list[float]:
@@ -93,32 +79,22 @@ def parity_errors(model: nn.Module, tokens: Int[Tensor, "1 token"]) -> list[floa
 
 @dataclass
 class LayerTensors:
-    """Queries and keys before rotation, values and positions of one layer in one pass of one prompt."""
+    """Queries, keys and values before rotation, and positions, of one layer in one pass of one prompt."""
 
-    queries: Float[Tensor, "1 head token d_head"] | None = None
-    keys: Float[Tensor, "1 kv_head token d_head"] | None = None
-    values: Float[Tensor, "1 kv_head token d_head"] | None = None
+    content: Content | None = None
     positions: Float[Tensor, "1 any token"] | None = None
 
 
 @contextmanager
 def layer_tensors(model: nn.Module, layer: int) -> Iterator[LayerTensors]:
     """While the context lasts, the tensors of `layer` of the latest pass."""
-    (attention,) = attentions_of(model, [layer])
     seen = LayerTensors()
 
-    def observe(attention: RepositionedAttention, queries: Tensor, keys: Tensor, positions: Tensor | None, added: object) -> None:
-        seen.queries, seen.keys, seen.positions = queries, keys, positions
+    def keep(attention: RepositionedAttention, attended: Tensor) -> None:
+        seen.content, seen.positions = attention.running.content, attention.running.positions
 
-    def receive_values(layer: int, values: Tensor) -> None:
-        seen.values = values
-
-    with attention_values(model, receive_values, [layer]):
-        attention.observers.append(observe)
-        try:
-            yield seen
-        finally:
-            attention.observers.remove(observe)
+    with called_at(model, "attended", keep, [layer]):
+        yield seen
 
 
 def outputs_over_windows(
@@ -126,31 +102,29 @@ def outputs_over_windows(
 ) -> Float[Tensor, "start width"]:
     """Outputs of the query at token `query` over the `window` keys from each of `starts`, its heads side by side."""
     (attention,) = attentions_of(model, [layer])
-    assert tensors.queries is not None and tensors.keys is not None and tensors.values is not None
-    heads = tensors.queries.shape[1]
-    asked = tensors.queries[:, :, query, None]
+    content = tensors.content
+    assert content is not None
+    heads = content.queries.shape[1]
+    asked = content.queries[:, :, query, None]
     learned = attention.scheme in LEARNED
     index = torch.arange(window, device=asked.device)[None]
     outputs = []
     for start in starts:
         part = slice(start, start + window)
-        keys, values = tensors.keys[:, :, part], expand_heads(tensors.values[:, :, part], heads)
+        raw, values = content.keys[:, :, part], content.values[:, :, part]
         if learned:
             assert tensors.positions is not None
             at, here = tensors.positions[..., part], tensors.positions[..., query, None]
         else:
             at = here = None if tensors.positions is None else index[:, None].to(torch.float32)
             here = None if here is None else here[..., -1:]
-        turned = attention.rotate(asked, keys[:, :, :1], here)[0]
-        if at is not None and at.shape[1] > keys.shape[1]:
-            keys = expand_heads(keys, at.shape[1])
+        turned = attention.rotate(asked, raw[:, :, :1], here)[0]
+        keys = expand_heads(raw, at.shape[1]) if at is not None and at.shape[1] > raw.shape[1] else raw
         logits = turned @ expand_heads(attention.rotate(keys, keys, at)[1], heads).mT * attention.scaling
         logits = soft_capped(logits, attention.attn_logit_softcapping)
         if attention.position_logits is not None:
             seen = torch.ones(1, 1, 1, window, dtype=torch.bool, device=asked.device)
-            raw = tensors.keys[:, :, part]
-            logits = logits + attention.position_logits(
-                asked, raw, index[:, -1:], index, seen, attention.scaling, tensors.values[:, :, part], None
-            )
-        outputs.append((logits.softmax(-1) @ values)[0, :, 0].flatten())
+            added = attention.position_logits(asked, raw, index[:, -1:], index, seen, attention.scaling, values, None)
+            logits = logits + added
+        outputs.append((logits.softmax(-1) @ expand_heads(values, heads))[0, :, 0].flatten())
     return torch.stack(outputs)

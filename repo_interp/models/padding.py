@@ -1,4 +1,4 @@
-"""Which tokens of a forward pass belong to its prompts, for whoever takes a mean over a prompt's tokens or draws among them.
+"""Which tokens of a forward pass belong to its prompts, for code that takes a mean over a prompt's tokens or draws among them.
 
 A pass over prompts padded on the right needs no attention mask, since no token sees a later one; so the pass itself does not say where
 its prompts end. Who runs it does, by `padding_known` around the pass. A pass that is given an attention mask says it by that.

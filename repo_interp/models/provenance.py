@@ -20,7 +20,7 @@ from repo_interp.models.stored import weight_files
 from repo_interp.shipped import training_record
 
 TRAINED = "training.toml"
-"""The file that `repo-interp train` leaves beside the weights."""
+"""The file that `repo-interp train` writes into the directory of the weights."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
     dynamic_pe_mode                                 what the repositioned layers do
     dynmaic_pe_start_layer, dynmaic_pe_layer_ids    which layers those are: misspelt so; the released code reads this
-                                                    spelling, the correct one stands beside it with the same value
+                                                    spelling; files have the correct one too, with the same value
 
 Repositioned are the layers from the start on - where layer ids are given, only those among them; the rest is RoPE. Modes that the
 released code does not know run RoPE there without a word; here they are refused. Knows nothing about the rest of config.json.

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,6 +39,8 @@ from repo_interp.positions.layouts import NO_ATTENTION, format_layout, parse_lay
 logger = logging.getLogger(__name__)
 
 _HANDLE = "_position_table_hook"
+_KEPT = "_repo_interp_modules"
+"""Where a decoder keeps which of its modules were found."""
 
 
 def reposition(model: PreTrainedModel, layout: str, **options: str | float) -> PreTrainedModel:
@@ -44,7 +48,7 @@ def reposition(model: PreTrainedModel, layout: str, **options: str | float) -> P
 
     `options` are choices within schemes (see `models.options.SchemeOptions`), above all `assignment`: what has a row of learned
     positions of its own, "kv_head", "head" or "layer". A model that was repositioned before starts the new schemes afresh. The model
-    trains, generates, and keeps its weights' names; `added_parameters` says what the schemes cost. Raises InputError for decoders,
+    trains, generates, and keeps its weights' names; `added_parameters` counts what the schemes added. Raises InputError for decoders,
     layouts and options that do not fit, options without effect in the layout among them.
     """
     require_model(model)
@@ -96,6 +100,7 @@ def with_layout(model: PreTrainedModel, layout: str | None, **options: str | flo
             initialise(parts.assigner, builder.deviation)
             parts.assigner.train(stock.training)
         RepositionedAttention(stock, parts, rotation)
+    vars(model).pop(_KEPT, None)
     _settle(model)
     _declare_shared(model)
     repositioned(model.config, schemes, builder.stated())
@@ -145,7 +150,8 @@ def initialise(scheme: nn.Module, deviation: float) -> None:
 def attentions(model: nn.Module) -> Iterator[RepositionedAttention]:
     """The attention modules of a repositioned model - or of the bridge around it - from the first layer to the last."""
     require_model(model)
-    found = (attached(module) for module in model.modules())
+    owner = getattr(model, "original_model", model)
+    found = [attached(module) for module in _kept(owner, "attentions", _attending)]
     modules = {attention.layer_idx: attention for attention in found if attention is not None}
     if not modules:
         raise InputError(
@@ -153,6 +159,28 @@ def attentions(model: nn.Module) -> Iterator[RepositionedAttention]:
         )
     for layer in sorted(modules):
         yield modules[layer]
+
+
+def _attending(owner: nn.Module) -> list[nn.Module]:
+    return [module for module in owner.modules() if attached(module) is not None]
+
+
+def _kept(owner: nn.Module, name: str, find: Callable[[nn.Module], list[nn.Module]]) -> list[nn.Module]:
+    """The modules that `find` gives, kept on `owner` under `name` while every module above them has the same children.
+
+    A walk through all modules of a bridge takes milliseconds, and an analysis would walk it for each of its steps.
+    """
+    kept = vars(owner).setdefault(_KEPT, {})
+    found, above = kept.get(name, ([], []))
+    if not found or any(tuple(module._modules.values()) != children for module, children in above):
+        found = find(owner)
+        wanted = {id(module) for module in found}
+        holds = (module for module in owner.modules() if id(module) not in wanted)
+        above = [
+            (module, tuple(module._modules.values())) for module in holds if any(id(part) in wanted for part in module.modules())
+        ]
+        kept[name] = found, above
+    return found
 
 
 def require_model(model: object) -> None:
@@ -168,6 +196,22 @@ def attentions_of(model: nn.Module, layers: Collection[int]) -> list[Repositione
         if layer not in modules:
             raise InputError(f"layer {layer} was asked for; the model's are {_listed(modules)}")
     return [modules[layer] for layer in sorted(layers)]
+
+
+@contextmanager
+def called_at(
+    model: nn.Module,
+    site: str,
+    act: Callable[[RepositionedAttention, Tensor], Tensor | None],
+    layers: Collection[int] | None = None,
+) -> Iterator[None]:
+    """While the context lasts, every pass calls `act` with the tensor at a hook site of `layers` (None: all), and goes on with what `act`
+    returns, if anything.
+    """
+    with ExitStack() as undo:
+        for attention in attentions(model) if layers is None else attentions_of(model, layers):
+            undo.callback(attention.sites.call(site, partial(act, attention)))
+        yield
 
 
 def _listed(layers: Collection[int]) -> str:
@@ -234,9 +278,14 @@ def decoder_of(model: Any) -> Any:
 
 def blocks(model: nn.Module) -> nn.ModuleList:
     """The layers of a decoder, with and without attention."""
-    lists = [module for module in decoder_of(model).modules() if isinstance(module, nn.ModuleList)]
+    (found,) = _kept(decoder_of(model), "blocks", _numbered_layers)
+    return found  # pyright: ignore[reportReturnType]
+
+
+def _numbered_layers(decoder: nn.Module) -> list[nn.Module]:
+    lists = [module for module in decoder.modules() if isinstance(module, nn.ModuleList)]
     # The outermost list of numbered layers: some families keep lists of norms or of experts beside it.
-    return next(each for each in lists if any(hasattr(module, "layer_idx") for module in each.modules()))
+    return [next(each for each in lists if any(hasattr(module, "layer_idx") for module in each.modules()))]
 
 
 def _declare_shared(model: PreTrainedModel) -> None:

@@ -79,7 +79,7 @@ class Source:
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """What the configuration says of these frequencies."""
+        """The parameters of these frequencies in the configuration."""
         stated = getattr(self.config, "rope_parameters", None) or {}
         return stated.get(self.prefix.removesuffix("_"), stated) if self.prefix else stated
 
@@ -102,8 +102,7 @@ class Source:
 
 def rotary_of(decoder: nn.Module) -> nn.Module | None:
     """The module that makes a decoder's tables."""
-    found = [m for name, m in decoder.named_modules() if any(n.endswith("inv_freq") for n in dir(m) if "inv_freq" in n)]
-    return found[0] if found else None
+    return next((part for part in decoder.modules() if any(name.endswith("inv_freq") for name in dir(part))), None)
 
 
 def source_of(decoder: nn.Module, stock: Any, config: Any) -> Source | None:
@@ -142,37 +141,32 @@ def _measured(stock: Any, source: Source | None) -> Rotation:
     copied = replica(stock)
     if getattr(stock, "is_causal", True) is False:
         raise InputError(f"{name} attends to later tokens too (an encoder); decoders are supported")
-    width = stock.config.hidden_size
-    hidden = torch.randn(1, _TOKENS, width, generator=torch.Generator().manual_seed(0))
-    index = torch.arange(_TOKENS)[None]
-    if source is None:
-        queries, keys, call = _passed(copied, hidden, None, name)
-        _require_no_index(copied, hidden, None, name, queries)
-        return _unrotated(queries, keys, call)
-    with torch.no_grad():
-        given = source.tables(hidden, index)
-    if not isinstance(given, Tensor | tuple | list):
-        raise InputError(f"{name} is given tables by layer type, which is not supported")
-    columns = given.shape[-1] if isinstance(given, Tensor) else given[0].shape[-1]
-    frequencies, scaling = source.frequencies(fresh=True)
-    # One angle per frequency, so that both entries of a pair turn by the same: what keeps norms, as rotation does, is then unchanged.
-    angles = torch.linspace(0.2, 1.3, len(frequencies), dtype=torch.float64)
-    by_column = _column_order(source, frequencies, columns)
-    queries, keys, call = _passed(copied, hidden, _tables(given, torch.zeros(columns, dtype=torch.float64)), name)
-    turned, _, _ = _passed(copied, hidden, _tables(given, angles[by_column]), name)
-    _require_no_index(copied, hidden, _tables(given, angles[by_column]), name, turned)
-    entries = _pairs(queries[0].double(), turned[0].double(), angles, name)
-    unscaled = _unscaled(source, len(frequencies))
+    hidden = _hidden_states(stock)
+    tables, frequencies, unscaled, scaling = None, torch.empty(0), torch.empty(0), 1.0
+    entries: list[tuple[int, int, int]] = []
+    if source is not None:
+        with torch.no_grad():
+            given = source.tables(hidden, torch.arange(_TOKENS)[None])
+        if not isinstance(given, Tensor | tuple | list):
+            raise InputError(f"{name} is given tables by layer type, which is not supported")
+        frequencies, scaling = source.frequencies(fresh=True)
+        unscaled = _unscaled(source, len(frequencies))
+        # One angle per frequency, so that both entries of a pair turn by the same: what keeps norms, as rotation does, is then unchanged.
+        tables, entries = _turning(copied, given, _column_order(source, frequencies, _columns(given)))
+    queries, keys, call = _passed(copied, hidden, tables)
+    later, _, _ = _passed(copied, hidden, tables, start=3)
+    if not torch.allclose(later, queries, rtol=1e-4, atol=1e-5):
+        raise InputError(f"{name} rotates by tables of its own, not by those that its decoder gives it; not supported")
     d_head = queries.shape[-1]
     firsts, seconds = [e for e, _, _ in entries], [p for _, p, _ in entries]
     rest = [e for e in range(d_head) if e not in {*firsts, *seconds}]
-    share = source.parameters.get("partial_rotary_factor") or 1.0
+    share = source.parameters.get("partial_rotary_factor") or 1.0 if source is not None else 1.0
     if entries and not rest and share < 1.0 and bool((frequencies > 0).all()):
         raise InputError(
             f"the configuration says that {share} of each head is rotated (partial_rotary_factor), and {name} rotates whole heads; "
             "leave it out"
         )
-    if len(rest) % 2:
+    if entries and len(rest) % 2:
         raise InputError(
             f"{name} rotates {d_head - len(rest)} of {d_head} entries of a head, which leaves an odd number; not supported"
         )
@@ -180,6 +174,7 @@ def _measured(stock: Any, source: Source | None) -> Rotation:
     order = torch.tensor([*firsts, *rest[:half], *seconds, *rest[half:]])
     still = torch.zeros(half)
     chosen = torch.tensor([number for _, _, number in entries], dtype=torch.long)
+    factor = call.get("scaling")
     return Rotation(
         frequencies=torch.cat([frequencies[chosen], still]),
         attention_scaling=scaling,
@@ -188,31 +183,12 @@ def _measured(stock: Any, source: Source | None) -> Rotation:
         rotates=bool(entries),
         heads=queries.shape[1],
         kv_heads=keys.shape[1],
+        # From the call: a configuration may name a window that its family ignores.
+        scaling=d_head**-0.5 if factor is None else float(factor),
+        window=call.get("sliding_window"),
+        softcap=call.get("softcap"),
         source=source,
-        **_kernel(queries, call),
     )
-
-
-def _require_no_index(replica: Any, hidden: Tensor, tables: Any, name: str, queries: Tensor) -> None:
-    """Raise InputError where other token indices give other queries although the tables are the same."""
-    later, _, _ = _passed(replica, hidden, tables, name, start=3)
-    if not torch.allclose(later, queries, rtol=1e-4, atol=1e-5):
-        raise InputError(f"{name} rotates by tables of its own, not by those that its decoder gives it; not supported")
-
-
-def _unrotated(queries: Tensor, keys: Tensor, call: Mapping[str, Any]) -> Rotation:
-    still = torch.zeros(queries.shape[-1] // 2)
-    return Rotation(still, 1.0, still, None, False, queries.shape[1], keys.shape[1], source=None, **_kernel(queries, call))
-
-
-def _kernel(queries: Tensor, call: Mapping[str, Any]) -> dict[str, Any]:
-    """What the module gives the function that attends: a configuration may name a window that its family ignores."""
-    scaling = call.get("scaling")
-    return {
-        "scaling": queries.shape[-1] ** -0.5 if scaling is None else float(scaling),
-        "window": call.get("sliding_window"),
-        "softcap": call.get("softcap"),
-    }
 
 
 def replica(stock: nn.Module, weights: bool = False) -> Any:
@@ -232,9 +208,9 @@ def replica(stock: nn.Module, weights: bool = False) -> Any:
     return copied.float().cpu().eval()
 
 
-def _passed(replica: Any, hidden: Tensor, tables: Any, name: str, start: int = 0) -> tuple[Tensor, Tensor, dict[str, Any]]:
+def _passed(replica: Any, hidden: Tensor, tables: Any, start: int = 0) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Queries and keys that reach the attention function, and the arguments that it is called with."""
-    wanted: dict[str, inspect.Parameter] = {}
+    name, wanted = type(replica).__name__, dict[str, inspect.Parameter]()
     for forward in _forwards(type(replica)):
         wanted |= dict(list(inspect.signature(forward).parameters.items())[1:])
     tokens = hidden.shape[1]
@@ -304,18 +280,29 @@ def identity(given: Any) -> Any:
 
 def passed_queries(copied: Any, hidden: Tensor, tables: Any) -> Float[Tensor, "1 head token d_head"]:
     """The queries that a replica gives to attention, turned by `tables`."""
-    return _passed(copied, hidden, tables, type(copied).__name__)[0]
+    return _passed(copied, hidden, tables)[0]
 
 
 def turning_pairs(copied: Any, given: Any) -> list[tuple[int, int]]:
-    """First and second entry of every pair that a replica turns by tables like `given`, in the order of the table's columns."""
-    columns = given.shape[-1] if isinstance(given, Tensor) else given[0].shape[-1]
-    hidden = torch.randn(1, _TOKENS, copied.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    """First and second entry of every pair that a replica turns by tables like `given`, in the order of first entries."""
     one = given[:, :1] if isinstance(given, Tensor) else tuple(table[:, :1] for table in given)
-    angles = torch.linspace(0.2, 1.3, columns, dtype=torch.float64)
-    name = type(copied).__name__
-    plain, turned = (_passed(copied, hidden, _tables(one, by), name)[0] for by in (torch.zeros_like(angles), angles))
-    return [(first, second) for first, second, _ in _pairs(plain[0].double(), turned[0].double(), angles, name)]
+    return [(first, second) for first, second, _ in _turning(copied, one, torch.arange(_columns(given)))[1]]
+
+
+def _turning(copied: Any, given: Any, by_column: Int[Tensor, "column"]) -> tuple[Any, list[tuple[int, int, int]]]:
+    """Tables like `given` with an angle of its own for each number in `by_column`, and what `_pairs` finds that a replica turns by them."""
+    angles = torch.linspace(0.2, 1.3, int(by_column.max()) + 1, dtype=torch.float64)
+    turned = _tables(given, angles[by_column])
+    plain, queries = (passed_queries(copied, _hidden_states(copied), by)[0].double() for by in (identity(turned), turned))
+    return turned, _pairs(plain, queries, angles, type(copied).__name__)
+
+
+def _columns(given: Any) -> int:
+    return given.shape[-1] if isinstance(given, Tensor) else given[0].shape[-1]
+
+
+def _hidden_states(stock: Any) -> Float[Tensor, "1 token width"]:
+    return torch.randn(1, _TOKENS, stock.config.hidden_size, generator=torch.Generator().manual_seed(0))
 
 
 def _pairs(

@@ -74,24 +74,13 @@ class SchemeBuilder:
         """The parts of `scheme` for one layer, freshly made but for what the model's layers share."""
         if scheme not in SCHEMES:
             return self._from_another_package(scheme, rotation, d_head)
-        if scheme in _UNPOSITIONED:
-            return SchemeParts(scheme, assigner=None, frequencies=None)
+        added = None
         if scheme in _ADDITIVE:
-            return SchemeParts(
-                scheme,
-                TokenIndex(),
-                frequencies=None,
-                position_logits=_ADDITIVE[scheme](rotation.heads, self.length),
-            )
-        if scheme in CONTEXTUAL:
-            rotated = scheme == "cope_rope"
-            return SchemeParts(
-                scheme,
-                TokenIndex() if rotated else None,
-                rotation.frequencies if rotated else None,
-                rotation.attention_scaling if rotated else 1.0,
-                position_logits=self._contextual(scheme, d_head, rotation),
-            )
+            added = _ADDITIVE[scheme](rotation.heads, self.length)
+        elif scheme in CONTEXTUAL:
+            added = self._contextual(scheme, d_head, rotation)
+        if scheme in _UNPOSITIONED or (added is not None and scheme != "cope_rope"):
+            return SchemeParts(scheme, TokenIndex() if scheme in _ADDITIVE else None, None, position_logits=added)
         frequencies, components = rotation.frequencies, None
         try:
             if scheme in _FREQUENCIES:
@@ -100,7 +89,7 @@ class SchemeBuilder:
                 components = hope.high_components(rotation.unscaled, self.length)
         except ValueError as error:
             raise InputError(str(error)) from None
-        return SchemeParts(scheme, self._assigner(scheme, rotation), frequencies, rotation.attention_scaling, components)
+        return SchemeParts(scheme, self._assigner(scheme, rotation), frequencies, rotation.attention_scaling, components, added)
 
     def _from_another_package(self, scheme: str, rotation: Rotation, d_head: int) -> SchemeParts:
         build = find(SCHEME_GROUP, scheme)
@@ -123,10 +112,9 @@ class SchemeBuilder:
         return LinearPositions(width, 1) if scheme == "continuous" else TokenIndex()
 
     def _contextual(self, scheme: str, d_head: int, rotation: Rotation) -> PositionLogits:
+        position_map = self._position_map(scheme, d_head, rotation.heads)
         if self.options.map == "model":
-            position_map = self._maps.setdefault(scheme, self._position_map(scheme, d_head, rotation.heads))
-        else:
-            position_map = self._position_map(scheme, d_head, rotation.heads)
+            position_map = self._maps.setdefault(scheme, position_map)
         if self.options.gates == "separate_keys":
             return SeparatelyGatedPositions(position_map, self.config.hidden_size, rotation.kv_heads, d_head, self.deviation)
         return ContextualPositions(position_map, self.options.gates)

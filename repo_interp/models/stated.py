@@ -12,12 +12,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from repo_interp.errors import InputError, one_line, warn
+from repo_interp.errors import InputError, refused, warn
 from repo_interp.models.architectures import LENGTHS, native_layout, refusal, require_family
 from repo_interp.models.directories import directory_of
 from repo_interp.models.fields import LAYER_TYPES, Base, Fields
@@ -50,7 +50,7 @@ class Checkpoint:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Choices within schemes, as `reposition` takes them."""
     base: Base | None = None
-    """What an adapter stands on; None for a whole checkpoint."""
+    """The base of an adapter; None for a whole checkpoint."""
     lacks: str = ""
     """The numbers of `_defaults` that config.json leaves to transformers, in words; empty where it says them all."""
 
@@ -62,29 +62,29 @@ Configure = Callable[[dict[str, Any], str], Any]
 def described(path: str | os.PathLike[str], configure: Configure | None = None, **hub: Any) -> Checkpoint:
     """The checkpoint at `path`: a directory, the name of a checkpoint of the zoo, or a hub id (fetched with the options `hub`).
 
-    Raises InputError where none can be read. A name of the zoo is never looked for on the hub. The numbers of `_defaults`, which
-    config.json leaves to transformers, are told by a warning, a Note.
+    Raises InputError where none can be read. A name of the zoo is never looked for on the hub. Warns, with a Note, of the numbers of
+    `_defaults`, which config.json leaves to transformers.
     """
     directory = directory_of(path, hub)
     raw, source = stated(directory), str(directory / "config.json")
-    if isinstance(raw.get("model_type"), str) and raw["model_type"] != OURS:
-        require_known(raw["model_type"], source)  # first, because other keys of another family may mean something else
+    plain = plain_keys(raw, source)  # first, because other keys of another family may mean something else
     base = modelled(raw, Fields, source).adapter
-    config = (configure or outlined)(plain_keys(raw, source), source)
+    config = (configure or outlined)(plain, source)
     require_family(config)
     layers = config.num_hidden_layers
+    options: Mapping[str, Any] = {}
     if raw.get("pe_config") is not None:
-        checkpoint = Checkpoint(directory, "released", config, released_layout(raw["pe_config"], layers), base=base)
+        form, schemes = "released", released_layout(raw["pe_config"], layers)
     elif "position_layout" in raw or raw.get("model_type") == OURS:
-        checkpoint = Checkpoint(directory, OURS, config, *own_layout(raw, layers, source), base)
+        form, (schemes, options) = OURS, own_layout(raw, layers, source)
     else:
-        checkpoint = Checkpoint(directory, HUGGING_FACE, config, native_layout(config), base=base)
+        form, schemes = HUGGING_FACE, native_layout(config)
+    lacks = ""
     if defaults := _defaults(raw, config):
         taken = ", ".join(f"{name} ({number:,.15g} is taken)" for name, number in defaults.items())
         lacks = f"lacks {taken}: transformers' default for {config.model_type}; add the key if the model was trained with another"
         warn(f"{source} {lacks}")
-        checkpoint = replace(checkpoint, lacks=lacks)
-    return checkpoint
+    return Checkpoint(directory, form, config, schemes, options, base, lacks)
 
 
 def tokens_of(directory: Path) -> Path:
@@ -143,19 +143,13 @@ def json_object(file: Path) -> dict[str, Any]:
     return raw
 
 
-def require_known(family: Any, source: str) -> None:
-    """Raise InputError, naming `source`, for a `model_type` that cannot be opened."""
-    reason = refusal(family)
-    if reason is not None:
-        raise InputError(f"{source}: {reason}")
-
-
 def plain_keys(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
     """The keys of the plain decoder in config.json. Raises InputError, naming `source`, for a family that cannot be opened."""
     plain = {key: value for key, value in raw.items() if key not in _OF_OURS}
     if raw.get("model_type") == OURS:
         plain["model_type"] = raw.get("base_model_type")
-    require_known(plain.get("model_type"), source)
+    if reason := refusal(plain.get("model_type")):
+        raise InputError(f"{source}: {reason}")
     if "transformers_weights" in plain:
         raise InputError(f"{source} names other weights (transformers_weights); wanted model.safetensors beside it")
     return plain
@@ -182,21 +176,13 @@ def outlined(raw: Mapping[str, Any], source: str) -> SimpleNamespace:
     config = SimpleNamespace(**known)
     if getattr(config, "num_key_value_heads", None) is None:
         config.num_key_value_heads = config.num_attention_heads
-    require_decoder(raw, config, source)
+    with refused(f"{source} describes no decoder"):
+        require_decoder(raw, config)
     return config
 
 
-def require_decoder(raw: Mapping[str, Any], config: Any, source: str) -> None:
-    """Raise InputError, naming `source`, where the configuration `config` of `raw` describes no decoder."""
-    try:
-        _require_decoder(raw, config)
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"{source} describes no decoder: {one_line(error)}") from None
-
-
-def _require_decoder(raw: Mapping[str, Any], config: Any) -> None:
+def require_decoder(raw: Mapping[str, Any], config: Any) -> None:
+    """Raise ValueError, or another error, where the configuration `config` of `raw` describes no decoder."""
     family = config.model_type
     for name in ("layer_types", "no_rope_layers"):
         if raw.get(name) is not None and len(raw[name]) != config.num_hidden_layers:

@@ -24,7 +24,7 @@ from repo_interp.values import shortened
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 """Of a number, by the types of weights that are read."""
 ADAPTER = "adapter_model.safetensors"
-"""The file of an adapter, which stands in place of whole weights (see `models.adapters`)."""
+"""The file of an adapter, which replaces whole weights (see `models.adapters`)."""
 
 
 def _beside(name: str) -> str:
@@ -62,18 +62,16 @@ def file_key(name: str) -> str:
 def weight_files(directory: Path) -> list[Path]:
     """The safetensors files of a checkpoint directory, all present. Raises InputError naming what is missing."""
     whole, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
-    files = _files_of_index(index) if index.is_file() and not whole.is_file() else [whole]
+    files = [whole]
+    if index.is_file() and not whole.is_file():
+        named = modelled(read_json(index, "the index that save_pretrained writes"), _Index, str(index)).weight_map
+        files = sorted(directory / name for name in set(named.values()))
     if files == [whole] and not whole.is_file() and (directory / ADAPTER).is_file():
         files = [directory / ADAPTER]
     for file in files:
         if not file.is_file():
             raise InputError(f"{directory} has no {file.name}; weights are read from safetensors only")
     return files
-
-
-def _files_of_index(index: Path) -> list[Path]:
-    named = modelled(read_json(index, "the index that save_pretrained writes"), _Index, str(index)).weight_map
-    return sorted(index.parent / name for name in set(named.values()))
 
 
 def stored_weights(directory: Path) -> Iterator[StoredWeight]:

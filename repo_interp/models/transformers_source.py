@@ -62,7 +62,7 @@ def _literals(body: ast.Module | ast.ClassDef) -> dict[str, Any]:
     """Names that are assigned directly in `body`, with their literal values."""
     found = {}
     for node in body.body:
-        if isinstance(node, ast.FunctionDef):  # a property, for all that is asked
+        if isinstance(node, ast.FunctionDef):  # a property: its name is all that is read
             found[node.name] = None
         target = node.targets[0] if isinstance(node, ast.Assign) else node.target if isinstance(node, ast.AnnAssign) else None
         if isinstance(target, ast.Name) and isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:

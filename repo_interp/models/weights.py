@@ -4,20 +4,26 @@
 
 What does not fit the
 model - a weight missing, one too many, one of another shape, not floating point, not finite - is refused by name. Reading needs as much
-memory as the model, and one chunk. Knows nothing about layouts and configurations.
+memory as the model, and one chunk.
+
+Weights of a stock checkpoint that transformers renames or merges on loading - experts stored one by one, for example - are read by
+transformers, just as strictly and without running code of the checkpoint. Knows nothing about layouts.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.utils import logging
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, one_line, refused
 from repo_interp.models.stored import StoredWeight, file_key, stored_weights
 
 _CHUNK = 4 << 20
@@ -30,7 +36,7 @@ def fitting_weights(model: nn.Module, directory: Path, described: str) -> dict[s
     """The stored weight of every parameter of `model`, by parameter; read from headers alone.
 
     A weight that several parts of the model share may be stored once. Raises InputError where names, shapes or
-    dtypes do not fit; `described` says what they should fit.
+    dtypes do not fit; `described`: what they should fit, in words.
     """
     state = model.state_dict(keep_vars=True)
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
@@ -50,12 +56,15 @@ def fitting_weights(model: nn.Module, directory: Path, described: str) -> dict[s
     tied = set(tied_parameters(model))
     present = {id(state[name]) for name in (*stored, *(tied if tied & set(stored) else ()))}
     missing = [key for key, name in parameters.items() if id(state[name]) not in present]
-    if missing or unexpected:
-        faults = [
-            f"{len(keys)} {what} (first: {keys[0]})" for keys, what in ((missing, "missing"), (unexpected, "unexpected")) if keys
-        ]
-        raise InputError(f"{directory}: the weights do not fit {described}: {', '.join(faults)}; nothing was loaded")
+    require_fit(directory, described, missing=missing, unexpected=unexpected)
     return stored
+
+
+def require_fit(source: object, described: str, **faults: Sequence[str]) -> None:
+    """Raise InputError where weights of `source` do not fit what is `described`: their names, by what is wrong with them."""
+    found = [f"{len(names)} {what} (first: {one_line(names[0], 100)})" for what, names in faults.items() if names]
+    if found:
+        raise InputError(f"{source}: the weights do not fit {described}: {', '.join(found)}; nothing was loaded")
 
 
 def tied_parameters(model: Any) -> tuple[str, ...]:
@@ -64,11 +73,66 @@ def tied_parameters(model: Any) -> tuple[str, ...]:
     return next(((embedding, unembedding) for unembedding, embedding in (tied or {}).items()), ())
 
 
-def read_weights(stored: Mapping[str, StoredWeight], device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The values of `stored`, by the same names. Raises InputError naming the first weight that is not finite."""
+def is_converted(model: PreTrainedModel, directory: Path) -> bool:
+    """Whether the weights in `directory` are not stored under the names and in the shapes that `model` has."""
+    if get_model_conversion_mapping(model, add_legacy=False):
+        return True
+    names = model.state_dict().keys()
+    return not any(weight.key in names for weight in stored_weights(directory))
+
+
+def loaded_by_transformers(directory: Path, config: PretrainedConfig, dtype: torch.dtype, **placement: Any) -> PreTrainedModel:
+    """The stock model of a checkpoint in `directory`; `placement`: `device_map` and `max_memory`.
+
+    Raises InputError where its weights do not fit.
+    """
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        with refused(f"{directory}: the weights do not load"):  # by transformers, safetensors or accelerate
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                directory,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+                **placement,
+            )
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+    model, report = loaded
+    faults = {what: sorted(map(_name, report[f"{what}_keys"])) for what in ("missing", "unexpected", "mismatched")}
+    require_fit(directory, f"a {config.model_type}", **faults)
+    for name, parameter in model.named_parameters():
+        if parameter.device.type != "meta":
+            require_finite_weight(parameter.detach(), name, directory)
+    return model
+
+
+def _name(reported: str | tuple) -> str:
+    """The name of a weight, which transformers reports alone or beside its shapes."""
+    return reported if isinstance(reported, str) else str(reported[0])
+
+
+def read_weights(
+    stored: Mapping[str, StoredWeight], dtype: torch.dtype, places: Mapping[str, Any] | None = None
+) -> dict[str, Tensor]:
+    """The values of `stored`, by the same names, each on its device in `places` (None: the processor).
+
+    Weights whose place is the disk are read once and dropped, so that damage is found now. Raises InputError naming the first weight that
+    is not finite.
+    """
     # One chunk for all: one per weight would leave a gap between each two of them.
-    chunk = torch.empty(_CHUNK, dtype=torch.uint8)
-    return {name: _read(weight, device, dtype, chunk) for name, weight in stored.items()}
+    chunk, values = torch.empty(_CHUNK, dtype=torch.uint8), {}
+    for name, weight in stored.items():
+        place = "cpu" if places is None else places[name]
+        read = _read(weight, torch.device("cpu" if place == "disk" else place), dtype, chunk)
+        if place != "disk":
+            values[name] = read
+    return values
 
 
 def require_finite_weight(values: Tensor, key: str, directory: Path) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,5 @@
 """Change what attention computes during forward passes; nothing is left behind. Public as `ri.interventions`.
 
-    lasting      what a context changes, taken back when it ends, in any order
     replacing    below those on positions: rows of positions replaced by a function, for heads and tokens      `replaced`, `positions_of`
     positions    linearised, frozen, permuted, swapped, scaled, rounded, clipped, shifted, copied, transplanted, set
     patching     positions patched from a clean prompt into a corrupted one, as TransformerLens does

@@ -22,23 +22,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import torch
+from annotated_types import Interval
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from repo_interp.errors import InputError, one_line
+from repo_interp.errors import InputError
 from repo_interp.models.architectures import training_length
 from repo_interp.models.attention import RepositionedAttention
-from repo_interp.models.interventions.lasting import lasting, put
+from repo_interp.models.fields import Length
+from repo_interp.models.lasting import lasting, put
 from repo_interp.models.masks import visible
 from repo_interp.models.reposition import attentions, attentions_of
 from repo_interp.positions.biases import PositionBias
 from repo_interp.positions.logits import soft_capped
 from repo_interp.positions.rotary import expand_heads, rotate
 from repo_interp.positions.scaling import interpolate, with_base, yarn_attention_scaling, yarn_frequencies
+from repo_interp.values import TokensOrNone, checked
 
+_Factor = Annotated[float, Interval(ge=1e-9, le=1e9)]
+"""What distances may be divided by."""
 Method = Literal["plain", "lm_infinite", "interpolation", "yarn"]
 METHODS: tuple[Method, ...] = get_args(Method)
 GLOBAL_TOKENS = 10
@@ -81,7 +86,7 @@ def allowed_methods(model: nn.Module) -> tuple[str, ...]:
 @contextmanager
 def interpolated(model: nn.Module, factor: float) -> Iterator[None]:
     """Position interpolation by `factor`: every distance counts as 1 / factor of it. Raises InputError where nothing has distances."""
-    factor = _factor(factor)
+    factor = checked(factor, _Factor, "the factor of an extension")
     rotating, biased = _with_distances(model, "position interpolation")
     with lasting(model) as undo:
         for attention in rotating:
@@ -98,9 +103,8 @@ def interpolated(model: nn.Module, factor: float) -> Iterator[None]:
 @contextmanager
 def yarn(model: nn.Module, factor: float, training_length: int) -> Iterator[None]:
     """YaRN by `factor` from `training_length` tokens, in every layer that rotates. Raises InputError where none does."""
-    factor = _factor(factor)
-    if isinstance(training_length, bool) or not hasattr(training_length, "__index__") or training_length < 1:
-        raise InputError(f"the training length is {training_length!r}; wanted a whole number of tokens, at least 1")
+    factor = checked(factor, _Factor, "the factor of an extension")
+    training_length = checked(training_length, Length, "the training length")
     rotating, _ = _with_distances(model, "YaRN")
     if not rotating:
         raise InputError("YaRN changes how layers rotate, and no layer of this model does; leave the method out")
@@ -130,7 +134,7 @@ def rescaled(
     if len(given) != 1:
         raise InputError(f"one of yarn, theta and linear was wanted; got {', '.join(given) or 'none'}")
     ((name, value),) = given.items()
-    value = _factor(value)
+    value = checked(value, _Factor, "the factor of an extension")
     (attention,) = attentions_of(model, [layer])
     if attention.frequencies is None or attention.assigner is None:
         raise InputError(f"layer {layer} ({attention.scheme}) does not rotate, so it has no frequencies to change")
@@ -144,26 +148,8 @@ def rescaled(
     }
     scaling = yarn_attention_scaling(value) if name == "yarn" else 1.0
     with lasting(model) as undo:
-        if head is None:
-            _retune(undo, attention, lambda present: _by_row(present, changes[name], None), scaling)
-        else:
-            put(undo, attention, "frequencies", lambda present: _by_row(_per_head(present, attention.heads), changes[name], head))
-            factors = torch.ones(attention.heads, 1, 1)
-            factors[head] = scaling
-            put(undo, attention, "attention_scaling", lambda present: present * factors)
+        _retune(undo, attention, changes[name], scaling, head)
         yield
-
-
-def _per_head(frequencies: Tensor, heads: int) -> Float[Tensor, "head 1 component"]:
-    return frequencies if frequencies.ndim == 3 else frequencies.expand(heads, 1, -1).clone()
-
-
-def _by_row(frequencies: Tensor, change: Callable[[Tensor], Tensor], head: int | None) -> Tensor:
-    """Frequencies of a layer, or of each of its heads, with those of one head (None: all) changed."""
-    if frequencies.ndim == 1:
-        return change(frequencies)
-    rows = [change(row[0]) if head in (None, number) else row[0] for number, row in enumerate(frequencies)]
-    return torch.stack(rows)[:, None]
 
 
 @contextmanager
@@ -174,46 +160,26 @@ def lm_infinite(model: nn.Module, length: int, global_tokens: int = GLOBAL_TOKEN
 
     Raises InputError for a model with contextual positions, and inside it for cached keys.
     """
-    whole = all(hasattr(count, "__index__") and not isinstance(count, bool) for count in (length, global_tokens))
-    if not whole or length < 1 or global_tokens < 0:
-        shown = one_line(f"{length!r}, {global_tokens!r}", 80)
-        raise InputError(f"a window of at least 1 token and 0 or more global tokens were wanted; got {shown}")
+    length = checked(length, Length, "the window of LM-Infinite")
+    global_tokens = checked(global_tokens, TokensOrNone, "the number of global tokens")
     with lasting(model) as undo:
         for attention in attentions(model):
             if attention.position_logits is not None and not isinstance(attention.position_logits, PositionBias):
                 raise InputError(
                     f"layer {attention.layer_idx} counts positions by context ({attention.scheme}): LM-Infinite has no distance to cap"
                 )
-            mask = _Lambda(attention, length, global_tokens)
-            attention.observers.append(mask.observe)
-            undo.callback(attention.observers.remove, mask.observe)
-            put(undo, attention, "attend", mask.instead)
+            instead = _Lambda(attention, length, global_tokens)
+            put(undo, attention, "attend", lambda present, instead=instead: instead.attend)
         yield
-
-
-def _factor(factor: float) -> float:
-    """The factor of an extension. Raises InputError where it is no number that float32 can divide distances by."""
-    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1e-9 <= factor <= 1e9:
-        raise InputError(f"the factor of an extension is {one_line(repr(factor), 80)}; wanted a number from 1e-9 to 1e9")
-    return float(factor)
 
 
 @dataclass
 class _Lambda:
-    """LM-Infinite in one layer; between the two calls of a pass it holds the layer's queries and keys."""
+    """LM-Infinite in one layer."""
 
     attention: RepositionedAttention
     length: int
     global_tokens: int
-    seen: tuple[Tensor, Tensor, Tensor | None] | None = None
-
-    def observe(self, attention: object, queries: Tensor, keys: Tensor, positions: Tensor | None, logits_of_rows: object) -> None:
-        """Remember the tensors of this pass, before rotation."""
-        self.seen = queries, keys, positions
-
-    def instead(self, attend: object) -> Callable[..., tuple[Tensor, Tensor | None]]:
-        """What the layer calls in place of `attend`."""
-        return self.attend
 
     def attend(
         self,
@@ -225,9 +191,9 @@ class _Lambda:
         keywords: dict,
     ) -> tuple[Float[Tensor, "batch token head d_head"], Tensor | None]:
         """In place of the layer's own `attend`: every row over its window and the global keys; the pattern where a hook asks for one."""
-        assert self.seen is not None
-        (raw_queries, raw_keys, positions), self.seen = self.seen, None
         attention, tokens = self.attention, queries.shape[2]
+        now = attention.running
+        assert now.content is not None
         if keys.shape[2] != tokens:
             raise InputError("LM-Infinite is offered for whole prompts, not with cached keys; pass use_cache=False")
         if attention_mask is not None and not bool(visible(1, tokens, attention_mask[..., :1, :], queries.device)[..., 0].all()):
@@ -235,7 +201,7 @@ class _Lambda:
                 "LM-Infinite shows the first tokens of every prompt, and one is padded there; pad prompts on the right"
             )
         index = torch.arange(tokens, device=queries.device)
-        dropout, sinks = keywords.get("dropout") or 0.0, attention.running.sinks
+        dropout = keywords.get("dropout") or 0.0
         whole = attention.sites.needs_eager
         parts, pattern = [], None
         for rows in index.split(tokens if whole else ROWS):
@@ -253,9 +219,11 @@ class _Lambda:
                 None if added is None else added[:, :, begin:end, shown],
             )
             for key in range(min(self.global_tokens, end)):
-                far, capped = self._global_scores(raw_queries[:, :, begin:end], raw_keys, positions, rows, key)
+                far, capped = self._global_scores(
+                    now.content.queries[:, :, begin:end], now.content.keys, now.positions, rows, key
+                )
                 scores[..., key] = torch.where(far & seen[..., key], capped.to(scores.dtype), scores[..., key])
-            attended, of_rows = attention.weigh(scores, values[:, :, shown], dropout, sinks)
+            attended, of_rows = attention.weigh(scores, values[:, :, shown], dropout, now.sinks)
             parts.append(attended)
             pattern = of_rows if whole else None
         return torch.cat(parts, dim=1), pattern
@@ -298,7 +266,24 @@ def _with_distances(model: nn.Module, method: str) -> tuple[list[RepositionedAtt
     return rotating, biased
 
 
-def _retune(undo: ExitStack, attention: RepositionedAttention, change: Callable[[Tensor], Tensor], scaling: float) -> None:
-    """Rotate by what `change` makes of the frequencies, with `scaling` times the attention scaling, until undone."""
-    put(undo, attention, "frequencies", change)
-    put(undo, attention, "attention_scaling", lambda present: present * scaling)
+def _retune(
+    undo: ExitStack,
+    attention: RepositionedAttention,
+    change: Callable[[Tensor], Tensor],
+    scaling: float,
+    head: int | None = None,
+) -> None:
+    """Rotate one head (None: all) by what `change` makes of its frequencies, with `scaling` times the attention scaling, until undone."""
+
+    def changed(present: Tensor) -> Tensor:
+        if present.ndim == 1 and head is None:
+            return change(present)
+        by_head = present.expand(attention.heads, 1, -1)
+        return torch.stack([change(row[0]) if head in (None, number) else row[0] for number, row in enumerate(by_head)])[:, None]
+
+    factors: Any = scaling
+    if head is not None:
+        factors = torch.ones(attention.heads, 1, 1)
+        factors[head] = scaling
+    put(undo, attention, "frequencies", changed)
+    put(undo, attention, "attention_scaling", lambda present: present * factors)

@@ -13,8 +13,7 @@ Whole prompts only, padded on the right, without cached keys. Knows nothing abou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import contextmanager
 
 import torch
 from jaxtyping import Float, Int
@@ -22,9 +21,9 @@ from torch import Tensor, nn
 
 from repo_interp.errors import InputError
 from repo_interp.models.attention import RepositionedAttention
-from repo_interp.models.interventions.lasting import lasting
 from repo_interp.models.interventions.replacing import finite_positions
-from repo_interp.models.reposition import attentions_of, decoder_of
+from repo_interp.models.lasting import lasting
+from repo_interp.models.reposition import attentions_of, called_at, decoder_of
 from repo_interp.models.tables import change_index, table_of
 from repo_interp.positions.biases import PositionBias
 from repo_interp.positions.rotary import expand_heads, rotation_tables, turn
@@ -41,28 +40,40 @@ def exchanged_keys(model: nn.Module, orders: Mapping[int, Int[Tensor, "batch tok
 
     What a scheme reads of keys (CoPE's gates) changes with them. Raises InputError for a layer that the model lacks.
     """
-    with lasting(model) as hooks:
-        for attention in attentions_of(model, orders):
-            order = orders[attention.layer_idx]
-            _attach(hooks, attention.sites.keys.register_forward_hook(_exchange(order)))
+
+    def exchange(attention: RepositionedAttention, keys: Tensor) -> Tensor:
+        order = orders[attention.layer_idx]
+        if (len(keys), keys.shape[2]) != tuple(order.shape):
+            raise InputError(f"an order of {tuple(order.shape)} prompts and tokens came to keys of {(len(keys), keys.shape[2])}")
+        return keys.gather(2, order.to(keys.device)[:, None, :, None].expand_as(keys))
+
+    with lasting(model), called_at(model, "keys", exchange, orders):
         yield
 
 
 @contextmanager
 def moved_keys(model: nn.Module, shifts: Mapping[int, Shift]) -> Iterator[None]:
-    """In the layers named by `shifts`, keys stand at z + shifts[layer](z). Raises InputError for a layer that the model lacks.
+    """In the layers named by `shifts`, keys have the positions z + shifts[layer](z). Raises InputError for a layer that the model lacks.
 
     With learned absolute positions the shift of layer 0 acts, once for the whole model; an index is rounded, and kept in the table.
     """
-    with lasting(model) as hooks:
+
+    def turn_further(attention: RepositionedAttention, keys: Tensor) -> Tensor:
+        if attention.frequencies is None:
+            return keys
+        positions = attention.running.positions
+        assert positions is not None
+        shifted = _shift_of(shifts[attention.layer_idx], positions.detach())
+        cosines, sines = rotation_tables(shifted, attention.frequencies, 1.0, keys.dtype)
+        return turn(keys, expand_heads(cosines, keys.shape[1]), expand_heads(sines, keys.shape[1]))
+
+    with lasting(model) as undo, called_at(model, "rotated_keys", turn_further, shifts):
         for attention in attentions_of(model, shifts):
             shift = shifts[attention.layer_idx]
-            if attention.frequencies is not None:
-                _turn_keys(hooks, attention, shift)
             if isinstance(attention.position_logits, PositionBias):
-                _attach(hooks, attention.position_logits.register_forward_pre_hook(_shift_index(shift)))
+                undo.callback(attention.position_logits.register_forward_pre_hook(_shift_index(shift)).remove)
             if attention.scheme == "learned" and attention.layer_idx == 0:
-                _attach(hooks, change_index(table_of(decoder_of(model)), _shifted_by(shift)))
+                undo.callback(change_index(table_of(decoder_of(model)), _shifted_by(shift)).remove)
         yield
 
 
@@ -70,31 +81,6 @@ def has_keys_to_move(attention: RepositionedAttention) -> bool:
     """Whether `moved_keys` changes anything where this layer is named: not in NoPE, nor with CoPE's positions alone."""
     by_distance = attention.frequencies is not None or isinstance(attention.position_logits, PositionBias)
     return by_distance or (attention.scheme == "learned" and attention.layer_idx == 0)
-
-
-def _exchange(order: Int[Tensor, "batch token"]) -> Callable:
-    def hook(module: nn.Module, arguments: tuple, keys: Tensor) -> Tensor:
-        if (len(keys), keys.shape[2]) != tuple(order.shape):
-            raise InputError(f"an order of {tuple(order.shape)} prompts and tokens came to keys of {(len(keys), keys.shape[2])}")
-        return keys.gather(2, order.to(keys.device)[:, None, :, None].expand_as(keys))
-
-    return hook
-
-
-def _turn_keys(hooks: ExitStack, attention: RepositionedAttention, shift: Shift) -> None:
-    assigned: list[Tensor] = []
-
-    def remember(module: nn.Module, arguments: tuple, positions: Tensor) -> None:
-        assigned[:] = [positions]
-
-    def turn_further(module: nn.Module, arguments: tuple, keys: Tensor) -> Tensor:
-        assert attention.frequencies is not None
-        shifted = _shift_of(shift, assigned.pop().detach())
-        cosines, sines = rotation_tables(shifted, attention.frequencies, 1.0, keys.dtype)
-        return turn(keys, expand_heads(cosines, keys.shape[1]), expand_heads(sines, keys.shape[1]))
-
-    _attach(hooks, attention.sites.positions.register_forward_hook(remember))
-    _attach(hooks, attention.sites.rotated_keys.register_forward_hook(turn_further))
 
 
 def _shift_of(shift: Shift, positions: Tensor) -> Tensor:
@@ -113,7 +99,3 @@ def _shift_index(shift: Shift) -> Callable:
 
 def _shifted_by(shift: Shift) -> Callable[[Tensor], Tensor]:
     return lambda index: index + _shift_of(shift, index[:, None].to(torch.float32))[:, 0]
-
-
-def _attach(hooks: ExitStack, handle: Any) -> None:
-    hooks.callback(handle.remove)

@@ -10,7 +10,7 @@ head is made first. A layer without positions keeps the corrupted prompt's metri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,8 +20,8 @@ from transformer_lens.patching import generic_activation_patch
 
 from repo_interp.errors import InputError
 from repo_interp.models.bridge import RepositionedBridge
-from repo_interp.models.interventions.lasting import lasting, put
 from repo_interp.models.interventions.positions import HOOK
+from repo_interp.models.lasting import lasting, put
 from repo_interp.positions.rotary import expand_heads
 
 _SHORT = "blocks.{}.hook_positions"
@@ -35,7 +35,7 @@ def get_act_patch_positions_all_pos(
     Arguments and result as of `transformer_lens.patching.get_act_patch_attn_head_z_all_pos`. Raises InputError for a model that is no
     bridge of ours, for prompts of different length, and for a cache of other prompts, or without their axis.
     """
-    return _patched(model, corrupted_tokens, clean_cache, patching_metric, _put_head, ("layer", "head"), options)
+    return _patched(model, corrupted_tokens, clean_cache, patching_metric, ("layer", "head"), options)
 
 
 def get_act_patch_positions_by_pos(
@@ -45,10 +45,7 @@ def get_act_patch_positions_by_pos(
 
     Arguments and result as of `transformer_lens.patching.get_act_patch_attn_head_z_by_pos`. Raises InputError as above.
     """
-    return _patched(model, corrupted_tokens, clean_cache, patching_metric, _put_token, ("layer", "pos", "head"), options)
-
-
-Setter = Callable[[Tensor, Sequence[int], Tensor], Tensor]
+    return _patched(model, corrupted_tokens, clean_cache, patching_metric, ("layer", "pos", "head"), options)
 
 
 def _patched(
@@ -56,7 +53,6 @@ def _patched(
     tokens: Tensor,
     cache: Mapping[str, Tensor],
     metric: Any,
-    put: Setter,
     axes: tuple[str, ...],
     options: dict[str, Any],
 ) -> Any:
@@ -80,22 +76,13 @@ def _patched(
         clean.setdefault(_SHORT.format(layer), torch.empty(0))
 
     def set_rows(corrupted: Tensor, index: Sequence[int], from_clean: Tensor) -> Tensor:
-        return put(expand_heads(corrupted, heads).clone(), index, expand_heads(from_clean, heads))
+        token, head = (index[1] if "pos" in axes else slice(None)), index[-1]
+        patched = expand_heads(corrupted, heads).clone()
+        patched[:, head, token] = expand_heads(from_clean, heads)[:, head, token]
+        return patched
 
     with _named_shortly(model):
         return generic_activation_patch(model, tokens, clean, metric, set_rows, "positions", index_axis_names=axes, **options)  # pyright: ignore
-
-
-def _put_head(corrupted: Tensor, index: Sequence[int], clean: Tensor) -> Tensor:
-    _, head = index
-    corrupted[:, head] = clean[:, head]
-    return corrupted
-
-
-def _put_token(corrupted: Tensor, index: Sequence[int], clean: Tensor) -> Tensor:
-    _, token, head = index
-    corrupted[:, head, token] = clean[:, head, token]
-    return corrupted
 
 
 @contextmanager

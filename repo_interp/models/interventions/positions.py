@@ -24,19 +24,19 @@ Greedy text is then the same with and without a cache, but for orders that are d
 from __future__ import annotations
 
 import math
-import numbers
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from annotated_types import Interval
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformer_lens import ActivationCache
 
 from repo_interp.errors import InputError, one_line
+from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.capture import decode
 from repo_interp.models.interventions.replacing import (
     MOST_TOKENS,
@@ -49,11 +49,12 @@ from repo_interp.models.interventions.replacing import (
     layer_and_head,
     replaced,
 )
-from repo_interp.models.reposition import attentions
+from repo_interp.models.reposition import attentions, called_at
 from repo_interp.positions.rotary import expand_heads
-from repo_interp.values import Seed, TokensOrNone, checked
+from repo_interp.values import Finite, Seed, TokensOrNone, checked
 
 FLOAT32 = torch.finfo(torch.float32)
+_Step = Annotated[float, Interval(ge=1e-30, le=1e9)]
 HOOK = "blocks.{}.attn.hook_positions"
 """Name of a layer's positions in a bridge's cache."""
 
@@ -71,7 +72,7 @@ def frozen(
     Frozen over all tokens a head computes as without positions (NoPE), whatever the value. Raises InputError for a value that is no
     finite number.
     """
-    value = None if value is None else finite(value, "the value that positions are frozen at")
+    value = None if value is None else checked(value, Finite, "the value that positions are frozen at")
     return replaced(model, to_mean() if value is None else to_value(value), heads, layer=layer, tokens=tokens)
 
 
@@ -89,7 +90,7 @@ def permuted(
     `order`: a permutation of the first tokens' indices, [token] or [prompt, token]; tokens after it keep theirs. None: the chosen tokens
     of every prompt change places at random, by `seed` - also with padding on the right, unless an attention mask or `tokens` leave it
     out; where prompts are analysed and scored it is left out. Raises InputError for an order that is none, and inside for tokens of it
-    that stand in the cache or that a prompt lacks.
+    that are in the cache or that a prompt lacks.
     """
     if order is None:
         seed = checked(seed, Seed, "seed")
@@ -150,7 +151,7 @@ def scaled(
     model: nn.Module, factor: float, heads: Heads = None, *, layer: Layers = None, tokens: Tokens = None
 ) -> AbstractContextManager:
     """While it lasts, positions are `factor` times what they are. Raises InputError for a factor that is no finite number."""
-    factor = finite(factor, "the factor that positions are scaled by")
+    factor = checked(factor, Finite, "the factor that positions are scaled by")
     return replaced(model, lambda positions, here: factor * positions, heads, layer=layer, tokens=tokens)
 
 
@@ -158,9 +159,7 @@ def rounded(
     model: nn.Module, heads: Heads = None, *, layer: Layers = None, tokens: Tokens = None, step: float = 1.0
 ) -> AbstractContextManager:
     """While it lasts, positions are rounded to multiples of `step`, halves to the even one."""
-    step = finite(step, "the step that positions are rounded to multiples of")
-    if not step >= FLOAT32.tiny:
-        raise InputError(f"positions are rounded to multiples of a step above 0, not {step}; wanted at least {FLOAT32.tiny:.2g}")
+    step = checked(step, _Step, "the step that positions are rounded to multiples of")
     return replaced(model, to_multiples(step), heads, layer=layer, tokens=tokens)
 
 
@@ -180,8 +179,8 @@ def clipped(
 def shifted(
     model: nn.Module, by: float, heads: Heads = None, *, layer: Layers = None, tokens: Tokens = None
 ) -> AbstractContextManager:
-    """While it lasts, the chosen tokens - a needle's, say - stand `by` positions further on. Raises InputError for no finite number."""
-    by = finite(by, "the number of positions that tokens are shifted by")
+    """While it lasts, the chosen tokens - a needle's, say - are `by` positions further on. Raises InputError for no finite number."""
+    by = checked(by, Finite, "the number of positions that tokens are shifted by")
     return replaced(model, lambda positions, here: positions + by, heads, layer=layer, tokens=tokens)
 
 
@@ -201,7 +200,7 @@ def transplanted(
     tokens: Tokens = None,
     from_head: tuple[int, int] | None = None,
 ) -> AbstractContextManager:
-    """While it lasts, tokens have the positions that stand in `recorded` for the same layer, head and index.
+    """While it lasts, tokens have the positions that `recorded` holds for the same layer, head and index.
 
     `recorded`: what `positions_of` returns for another prompt or checkpoint, or a bridge's cache; one prompt serves all. Tokens beyond it
     keep theirs. `from_head`: the (layer, head) that all chosen heads get theirs from. Raises InputError, inside, where `recorded` lacks the
@@ -225,7 +224,7 @@ def transplanted(
 def set_positions(
     model: nn.Module, layer: int, head: int | None, values: float | Sequence[float] | Tensor | Callable[[Tensor], Tensor]
 ) -> AbstractContextManager:
-    """While the context lasts, `values` stand in place of the positions of one head (None: all heads) in `layer`.
+    """While the context lasts, `values` replace the positions of one head (None: all heads) in `layer`.
 
         with ri.set_positions(bridge, layer=2, head=1, values=torch.arange(20.0)):
             logits, cache = bridge.run_with_cache(tokens)
@@ -264,22 +263,12 @@ def positions_of(
         )
     recorded: dict[int, Tensor] = {}
 
-    def record(layer: int, module: nn.Module, arguments: tuple, positions: Tensor) -> None:
-        recorded[layer] = positions.clone()
+    def record(attention: RepositionedAttention, positions: Tensor) -> None:
+        recorded[attention.layer_idx] = positions.clone()
 
-    with ExitStack() as hooks:
-        for attention in attentions(model):
-            hooks.callback(attention.sites.positions.register_forward_hook(partial(record, attention.layer_idx)).remove)
+    with called_at(model, "positions", record):
         decode(model, given, torch.ones_like(given, dtype=torch.bool))
     return recorded
-
-
-def finite(value: float, what: str) -> float:
-    """`value` as a number that float32 holds. Raises InputError, naming `what` it is, for any other."""
-    one = (isinstance(value, numbers.Real) and not isinstance(value, bool)) or (isinstance(value, Tensor) and value.numel() == 1)
-    if not one or not abs(value) <= FLOAT32.max:
-        raise InputError(f"{what} is {one_line(repr(value), 160)}; wanted a finite number")
-    return float(value)
 
 
 def to_index(positions: Tensor, here: Here) -> Tensor:
@@ -305,41 +294,50 @@ def to_values(values: float | Sequence[float] | Tensor | Callable[[Tensor], Tens
 
 def to_mean() -> Change:
     """The mean over the chosen tokens of the prompt; new tokens of a cache get that of the prompt."""
-    means: dict[tuple[int, tuple[int, ...]], Tensor] = {}
 
-    def change(positions: Tensor, here: Here) -> Tensor:
-        where = here.layer, here.heads
-        if here.start == 0:
-            weight = torch.ones_like(positions[:, :1]) if here.chosen is None else here.chosen[:, None].to(positions)
-            means[where] = (positions * weight).sum(-1, keepdim=True) / weight.sum(-1, keepdim=True).clamp_min(1)
-        elif where not in means or len(means[where]) != len(positions):
-            raise InputError(
-                "the mean of a prompt in the cache is not known; enter the context before the prompt, or give a value"
-            )
-        return means[where]
+    def mean(positions: Tensor, here: Here) -> Tensor:
+        weight = torch.ones_like(positions[:, :1]) if here.chosen is None else here.chosen[:, None].to(positions)
+        return (positions * weight).sum(-1, keepdim=True) / weight.sum(-1, keepdim=True).clamp_min(1)
 
-    return change
+    return _of_prompt(
+        mean, "the mean of a prompt in the cache is not known; enter the context before the prompt, or give a value"
+    )
 
 
 def to_token(source: int) -> Change:
     """The position of token `source`; new tokens of a cache get that of the prompt."""
+
+    def position(positions: Tensor, here: Here) -> Tensor:
+        shortest = int(here.index[:, -1].min()) + 1
+        if shortest <= source:
+            raise InputError(f"token {source} gives its position, and a prompt has {shortest} tokens; name an earlier one")
+        return _from_tokens(positions, here.index.new_full((len(here.index), 1), source), here)
+
+    return _of_prompt(position, "the position of a token in the cache is not known; enter the context before the prompt")
+
+
+def _of_prompt(find: Change, lacking: str) -> Change:
+    """What `find` gives for a prompt, also for new tokens when the prompt is in the cache. Raises InputError, `lacking`, where no pass
+    began with the prompt.
+    """
     known: dict[tuple[int, tuple[int, ...]], Tensor] = {}
 
     def change(positions: Tensor, here: Here) -> Tensor:
         where = here.layer, here.heads
         if here.start == 0:
-            last = here.index[:, -1:]
-            if int(last.min()) < source:
-                raise InputError(
-                    f"token {source} gives its position, and a prompt has {int(last.min()) + 1} tokens; name an earlier one"
-                )
-            column = source + positions.shape[-1] - 1 - last  # whatever the padding
-            known[where] = positions.gather(-1, column[:, None].expand(-1, positions.shape[1], -1))
+            known[where] = find(positions, here)
         elif where not in known or len(known[where]) != len(positions):
-            raise InputError("the position of a token in the cache is not known; enter the context before the prompt")
+            raise InputError(lacking)
         return known[where]
 
     return change
+
+
+def _from_tokens(positions: Tensor, source: Int[Tensor, "prompt token"], here: Here) -> Tensor:
+    """The positions of tokens `source` of the same prompts."""
+    # The last token is in the last column, whatever the padding.
+    column = source + positions.shape[-1] - 1 - here.index[:, -1:]
+    return positions.gather(-1, column[:, None].expand(-1, positions.shape[1], -1))
 
 
 def to_multiples(step: float) -> Change:
@@ -358,13 +356,12 @@ def reordered(order: Int[Tensor, "prompt token"] | Int[Tensor, "token"]) -> Chan
             if int(here.index.min()) < count:
                 raise InputError("positions of tokens in the cache cannot change places with new ones; generate without a cache")
             return positions
-        last = here.index[:, -1:]
-        if int(last.min()) + 1 < count:
-            raise InputError(f"an order of {count} tokens came to a prompt of {int(last.min()) + 1}; give one that is no longer")
+        shortest = int(here.index[:, -1].min()) + 1
+        if shortest < count:
+            raise InputError(f"an order of {count} tokens came to a prompt of {shortest}; give one that is no longer")
         by_prompt = order.to(here.index.device).expand(len(here.index), -1)
         source = torch.where(here.index < count, by_prompt.gather(1, here.index.clamp_max(count - 1)), here.index)
-        column = source + positions.shape[-1] - 1 - last  # the last token stands in the last column, whatever the padding
-        return positions.gather(-1, column[:, None].expand_as(positions))
+        return _from_tokens(positions, source, here)
 
     return change
 
@@ -382,7 +379,7 @@ def shuffled(seed: int) -> Change:
         for row, which in zip(columns, chosen, strict=True):
             count = int(which.sum())
             places = row[which]
-            # Prompts with as many chosen tokens are shuffled alike: what is drawn does not depend on who stands beside whom.
+            # Prompts with as many chosen tokens are shuffled alike: the draw does not depend on the other prompts of a batch.
             drawn.setdefault(count, torch.randperm(count, generator=generator.manual_seed(seed)))
             row[which] = places[drawn[count]]
         return positions.gather(-1, columns.to(positions.device)[:, None].expand_as(positions))
@@ -396,7 +393,8 @@ def from_recorded(recorded: Mapping[int, Tensor], heads: int, from_head: tuple[i
     def change(positions: Tensor, here: Here) -> Tensor:
         layer, row = (here.layer, None) if from_head is None else from_head
         if layer not in recorded:
-            raise InputError(f"positions of layer {layer} were not recorded; there are those of {_listed(recorded)}")
+            there = ", ".join(map(str, recorded)) or "none"
+            raise InputError(f"positions of layer {layer} were not recorded; there are those of {there}")
         source = expand_heads(recorded[layer].to(positions), heads)
         if row is not None and not 0 <= row < heads:
             raise InputError(f"head {row} was asked for; the model's are 0 to {heads - 1}")
@@ -429,7 +427,3 @@ def _by_layer(model: nn.Module, recorded: Mapping[Any, Tensor] | ActivationCache
         if positions.ndim != 3:
             raise InputError(f"recorded positions of layer {layer} are {list(positions.shape)}; wanted [prompt, row, token]")
     return by_layer
-
-
-def _listed(names: Iterable[object]) -> str:
-    return ", ".join(map(str, names)) or "none"

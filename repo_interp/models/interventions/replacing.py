@@ -6,8 +6,8 @@ A key has one position per key-value head, and heads that share an f_phi share a
 it, and no further: `hook_positions` then has a row per key-value head, or per head - and keys are repeated with it, so that every head
 rotates its own copy. How many rows there are depends on the choice alone, never on values, so that keys in a cache keep their shape.
 
-Tokens are counted as attention counts them: by their number among the prompt's, whatever the padding and however many stand in the
-cache. Padding is never chosen where the pass says which tokens it is (`models.padding`): analyses, scores and attention masks do.
+Tokens are counted as attention counts them: by their number among the prompt's, whatever the padding and however many the cache
+holds. Padding is never chosen where the pass says which tokens it is (`models.padding`): analyses, scores and attention masks do.
 While generating with a cache a change sees the new tokens alone. Positions in half precision are widened to float32 first.
 Knows nothing about what a change does.
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 
 from repo_interp.errors import InputError, one_line, warn
 from repo_interp.models.attention import RepositionedAttention, attached
-from repo_interp.models.interventions.lasting import lasting
+from repo_interp.models.lasting import lasting
 from repo_interp.models.padding import valid_tokens
 from repo_interp.models.reposition import attentions, attentions_of, decoder_of
 from repo_interp.models.tables import change_index, table_of
@@ -42,7 +43,7 @@ Tokens = Sequence[int] | Sequence[Sequence[int]] | None
 
 
 MOST_TOKENS = 1 << 24
-"""Beyond this an index is a mistake, and memory would be asked for that no machine has."""
+"""A larger index is a mistake: its table would not fit any machine."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Here:
     index: Int[Tensor, "prompt token"]
     """The number of every token of this pass in its prompt; 0 for padding on the left."""
     start: int
-    """Tokens that stand in the cache, before those of this pass."""
+    """Tokens in the cache, before those of this pass."""
     chosen: Bool[Tensor, "prompt token"] | None
     """The tokens whose positions are replaced, padding left out as far as the pass says where it is (`models.padding`); None: all."""
 
@@ -75,7 +76,7 @@ def replaced(
     rows: int = 1,
     prompts: int = 1,
 ) -> Iterator[None]:
-    """While the context lasts, `change(positions, here)` stands in place of the positions of the chosen heads and tokens.
+    """While the context lasts, `change(positions, here)` replaces the positions of the chosen heads and tokens.
 
         with replaced(bridge, lambda positions, here: positions.flip(-1), heads=[(2, 0), (2, 1)], tokens=range(5, 17)):
             logits, cache = bridge.run_with_cache(tokens)
@@ -89,25 +90,23 @@ def replaced(
     token indices, and, in the pass, for positions of another length or that are not finite. Warns at the end, with a Note, of tokens that
     no pass came to.
     """
-    table = None if tokens is None else token_table(tokens)
+    named = _Named(None if tokens is None else token_table(tokens), prompts)
     learned = None if any(map(_rotates, attentions(model))) else table_of(decoder_of(model))
     chosen = _chosen_heads(model, heads, layer) if learned is None or heads is not None or layer is not None else {}
-    places: list[_Place | _Vectors] = []
-    with lasting(model) as hooks:
+    with lasting(model) as undo:
         if learned is not None and not chosen:
-            place = _Vectors(change, table, prompts)
-            places.append(place)
-            hooks.callback(change_index(learned, place.put).remove)
+            undo.callback(change_index(learned, partial(_changed_index, change, named)).remove)
         for attention in attentions_of(model, chosen):
-            place = _Place(attention, chosen[attention.layer_idx], change, table, rows, prompts)
-            places.append(place)
-            hooks.callback(attention.sites.positions.register_forward_hook(place.put).remove)
+            attention.interventions.append(named)
+            undo.callback(attention.interventions.remove, named)
+            put = partial(_changed_positions, attention, chosen[attention.layer_idx], change, named, rows)
+            undo.callback(attention.sites.call("positions", put))
         yield
-    longest = max(place.longest for place in places)
-    missed = [] if table is None or longest == 0 else _named(table, longest)
+    missed = named.beyond(named.longest) if named.longest else []
     if missed:
         warn(
-            f"positions of token {missed[0]} were to be changed, and no prompt had more than {longest} tokens: nothing changed there"
+            f"positions of token {missed[0]} were to be changed, and no prompt had more than {named.longest} tokens: "
+            "nothing changed there"
         )
 
 
@@ -119,15 +118,14 @@ def require_named_tokens(model: nn.Module, count: int, lengths: Sequence[int], g
     another order than they were given in.
     """
     layers = [layer for module in model.modules() if (layer := attached(module)) is not None]  # none in a stock decoder
-    hooks = [hook for layer in layers for hook in layer.sites.positions._forward_hooks.values()]
-    owners = [getattr(hook, "__self__", None) for hook in hooks]
-    for place in [owner for owner in owners if isinstance(owner, _Place)] if lengths else ():
-        if place.tokens is not None and (missed := _named(place.tokens, max(lengths))):
+    under_way = [named for layer in layers for named in layer.interventions if isinstance(named, _Named)]
+    for named in under_way if lengths else ():
+        if missed := named.beyond(max(lengths)):
             raise InputError(
                 f"an intervention names token {missed[0]}, and no prompt has more than {max(lengths)} tokens, so that nothing would "
                 "change there; name tokens within the prompts"
             )
-        prompts = max(place.prompts, 1 if place.tokens is None else len(place.tokens))
+        prompts = named.prompts
         if prompts > 1 and prompts != count:
             raise InputError(
                 f"an intervention says something else of each of {prompts} prompts, and {count} are measured, so that later ones would be "
@@ -181,77 +179,63 @@ def finite_positions(given: Any, positions: Tensor, what: str) -> Tensor:
     return new
 
 
-@dataclass
-class _Place:
-    """A change in one layer."""
+class _Named:
+    """The tokens that an intervention names, and what has passed so far."""
 
-    attention: RepositionedAttention
-    heads: frozenset[int]
-    change: Change
-    tokens: Bool[Tensor, "prompt token"] | None
-    least: int
-    prompts: int = 1
-    longest: int = 0
-    """Tokens of the longest prompt that passed so far, where some are named."""
+    def __init__(self, table: Bool[Tensor, "prompt token"] | None, prompts: int) -> None:
+        """`table`: None where all tokens are meant. `prompts`: as many as the change has values of."""
+        self.table = table
+        self.prompts = max(prompts, 1 if table is None else len(table))
+        self.longest = 0
+        """Tokens of the longest prompt that passed, where some are named."""
 
-    def put(self, module: nn.Module, arguments: tuple, positions: Tensor) -> Tensor:
-        """Positions [prompt, row, token] with the chosen ones replaced."""
-        now = self.attention.running
-        index = now.index.expand(len(now.hidden_states), -1)
-        heads = self.attention.heads
-        rows = _rows(positions.shape[1], self.attention.kv_heads, heads, self.heads, self.least)
-        positions = expand_heads(exact(positions), rows).expand(len(index), -1, -1)
-        firsts = [row * (heads // rows) for row in range(rows)]
-        selected = [row for row, first in enumerate(firsts) if first in self.heads]
-        valid = valid_tokens(now.hidden_states, now.attention_mask, now.start)
-        here = Here(
-            self.attention.layer_idx, tuple(firsts[row] for row in selected), index, now.start, self._chosen(index, valid)
-        )
-        new = changed_rows(positions[:, selected], self.change, here)
-        if len(selected) == rows:
-            return new
-        parts = dict(zip(selected, new.unbind(1), strict=True))
-        return torch.stack([parts.get(row, own) for row, own in enumerate(positions.unbind(1))], dim=1)
-
-    def _chosen(self, index: Int[Tensor, "prompt token"], valid: Tensor | None) -> Bool[Tensor, "prompt token"] | None:
-        if self.tokens is None:
-            return valid
+    def chosen(self, index: Int[Tensor, "prompt token"]) -> Bool[Tensor, "prompt token"] | None:
+        """Which tokens of a pass are named; None: all."""
+        if self.table is None:
+            return None
         self.longest = max(self.longest, int(index.max()) + 1)
-        prompts, longest = self.tokens.shape
+        prompts, longest = self.table.shape
         if prompts not in (1, len(index)):
             raise InputError(f"tokens of {prompts} prompts were named, but {len(index)} prompts came; name those of each")
-        table = self.tokens.to(index.device).expand(len(index), -1)
-        chosen = table.gather(1, index.clamp(0, longest - 1)) & (index < longest)
-        return chosen if valid is None else chosen & valid
+        table = self.table.to(index.device).expand(len(index), -1)
+        return table.gather(1, index.clamp(0, longest - 1)) & (index < longest)
+
+    def beyond(self, count: int) -> list[int]:
+        """The tokens from number `count` on that are named for some prompt."""
+        return [] if self.table is None else [count + number for number in self.table.any(0)[count:].nonzero()[:, 0].tolist()]
 
 
-@dataclass
-class _Vectors:
-    """A change of the index that learned absolute positions are looked up by: for the whole model."""
+def _changed_positions(
+    attention: RepositionedAttention,
+    chosen: frozenset[int],
+    change: Change,
+    named: _Named,
+    least: int,
+    positions: Float[Tensor, "prompt row token"],
+) -> Float[Tensor, "prompt row token"]:
+    """Positions of a layer with those of the `chosen` heads replaced; `least`: rows that there are to be at least."""
+    now, heads = attention.running, attention.heads
+    index = now.index.expand(len(now.hidden_states), -1)
+    rows = _rows(positions.shape[1], attention.kv_heads, heads, chosen, least)
+    positions = expand_heads(exact(positions), rows).expand(len(index), -1, -1)
+    firsts = [row * (heads // rows) for row in range(rows)]
+    selected = [row for row, first in enumerate(firsts) if first in chosen]
+    valid, tokens = valid_tokens(now.hidden_states, now.attention_mask, now.start), named.chosen(index)
+    tokens = valid if tokens is None else tokens if valid is None else tokens & valid
+    here = Here(attention.layer_idx, tuple(firsts[row] for row in selected), index, now.start, tokens)
+    new = changed_rows(positions[:, selected], change, here)
+    if len(selected) == rows:
+        return new
+    parts = dict(zip(selected, new.unbind(1), strict=True))
+    return torch.stack([parts.get(row, own) for row, own in enumerate(positions.unbind(1))], dim=1)
 
-    change: Change
-    tokens: Bool[Tensor, "prompt token"] | None
-    prompts: int = 1
-    longest: int = 0
 
-    def put(self, index: Int[Tensor, "any token"]) -> Tensor:
-        """The index of every token with the chosen ones replaced; padding is known by an index below 0 alone."""
-        named = 1 if self.tokens is None else len(self.tokens)
-        index = index.expand(max(len(index), self.prompts, named), -1)
-        self.longest = max(self.longest, int(index.max()) + 1)
-        chosen = None
-        if self.tokens is not None:
-            longest = self.tokens.shape[1]
-            table = self.tokens.to(index.device).expand(len(index), -1)
-            chosen = table.gather(1, index.clamp(0, longest - 1)) & (index < longest)
-        start = int(index[:, -1].max()) + 1 - index.shape[1]
-        here = Here(0, (0,), index, max(0, start), chosen)
-        return changed_rows(index[:, None].to(torch.float32), self.change, here)[:, 0]
-
-
-def _named(table: Bool[Tensor, "prompt token"], beyond: int) -> list[int]:
-    """The tokens from number `beyond` on that are named for some prompt."""
-    return [beyond + number for number in table.any(0)[beyond:].nonzero()[:, 0].tolist()]
+def _changed_index(change: Change, named: _Named, index: Int[Tensor, "any token"]) -> Float[Tensor, "prompt token"]:
+    """The index that learned absolute positions are looked up by, for the whole model; padding is known by an index below 0 alone."""
+    index = index.expand(max(len(index), named.prompts), -1)
+    start = int(index[:, -1].max()) + 1 - index.shape[1]
+    here = Here(0, (0,), index, max(0, start), named.chosen(index))
+    return changed_rows(index[:, None].to(torch.float32), change, here)[:, 0]
 
 
 def _rows(present: int, kv_heads: int, heads: int, chosen: frozenset[int], least: int) -> int:
@@ -279,18 +263,13 @@ def _chosen_heads(model: nn.Module, heads: Heads, layer: Layers) -> dict[int, fr
             schemes = dict.fromkeys(attention.scheme for attention in attentions(model))
             raise InputError(f"no layer of this model ({', '.join(schemes)}) rotates anything by positions, so none can be set")
         return {number: every[number] for number in layers}
-    chosen: dict[int, frozenset[int]] = {}
     if heads is None:
         named: Any = [layer] if np.ndim(layer) == 0 else layer  # pyright: ignore[reportArgumentType, reportCallIssue]
         chosen = {number: every.get(number, frozenset()) for number in (_number(each, "a layer") for each in named)}
     else:
-        for each in _pairs(heads):
-            count = len(every.get(each[0], next(iter(every.values()))))
-            if not 0 <= each[1] < count:
-                raise InputError(f"head {each[1]} was asked for; the model's are 0 to {count - 1}")
-            chosen[each[0]] = chosen.get(each[0], frozenset()) | {each[1]}
+        chosen = heads_by_layer(model, heads)
     if not chosen:
-        raise InputError("no head was named; name (layer, head) pairs, or leave them out for all")
+        raise InputError("no layer was named; name some, or leave them out for all")
     for attention in attentions_of(model, chosen):
         if not _rotates(attention):
             raise InputError(
@@ -300,11 +279,27 @@ def _chosen_heads(model: nn.Module, heads: Heads, layer: Layers) -> dict[int, fr
     return chosen
 
 
-def _pairs(heads: Any) -> list[tuple[int, int]]:
+def heads_by_layer(model: nn.Module, heads: Any) -> dict[int, frozenset[int]]:
+    """The heads of every layer among `heads`. Raises InputError for what is no head of the model."""
+    counts = {attention.layer_idx: attention.heads for attention in attentions(model)}
+    chosen: dict[int, frozenset[int]] = {}
+    for layer, head in head_pairs(heads):
+        count = counts.get(layer, next(iter(counts.values())))
+        if not 0 <= head < count:
+            raise InputError(f"head {head} was asked for; the model's are 0 to {count - 1}")
+        chosen[layer] = chosen.get(layer, frozenset()) | {head}
+    return chosen
+
+
+def head_pairs(heads: Any) -> list[tuple[int, int]]:
+    """`heads`, one (layer, head) pair or several, each once, in order. Raises InputError for what is none."""
     pairs = [heads] if isinstance(heads, tuple) and len(heads) == 2 and not hasattr(heads[0], "__len__") else heads
     if not isinstance(pairs, Iterable):
         raise InputError(f"heads are (layer, head) pairs, such as [(2, 0), (2, 3)]; got {one_line(repr(heads), 160)}")
-    return [layer_and_head(pair) for pair in pairs]
+    found = list(dict.fromkeys(layer_and_head(pair) for pair in pairs))
+    if not found:
+        raise InputError("no head was named; name (layer, head) pairs, such as [(2, 0), (2, 3)]")
+    return found
 
 
 def layer_and_head(pair: Any) -> tuple[int, int]:

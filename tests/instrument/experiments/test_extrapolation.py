@@ -202,7 +202,7 @@ def test_what_a_method_cannot_do_is_refused():
     for context in (interpolated(nope, 2.0), yarn(nope, 2.0, 8), yarn(ri.reposition(tiny("llama"), "alibi"), 2.0, 8)):
         with pytest.raises(InputError, match="leave the method out"), context:
             pass
-    with pytest.raises(InputError, match="at least 1 token"), lm_infinite(nope, 0):
+    with pytest.raises(InputError, match="LM-Infinite is 0; wanted a whole number from 1"), lm_infinite(nope, 0):
         pass
     with pytest.raises(InputError, match="methods of extrapolation"):
         extended(nope, "ntk", 8, 8)

@@ -117,7 +117,7 @@ def test_effects_are_changes_of_the_answers_log_probability_beside_random_heads_
         ),
         (lambda bridge: ri.ablate(bridge, [(1, 4)]).__enter__(), "head 4 was asked for; the model's are 0 to 3"),
         (lambda bridge: ri.ablate(bridge, [(9, 0)]).__enter__(), "layer 9 was asked for; the model's are 0 to 2"),
-        (lambda bridge: ri.ablate(bridge, []).__enter__(), "heads are .layer, head. pairs"),
+        (lambda bridge: ri.ablate(bridge, []).__enter__(), "no head was named"),
         (lambda bridge: ri.ablate(bridge, 3).__enter__(), "heads are .layer, head. pairs"),
         (
             lambda bridge: ri.ablate(bridge, (0, 1), {0: torch.zeros(3, 8)}).__enter__(),

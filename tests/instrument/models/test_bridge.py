@@ -26,8 +26,14 @@ def positions_hook(layer):
     return f"blocks.{layer}.attn.hook_positions"
 
 
-@pytest.mark.parametrize("layout", ["rope", "repo@1", "nope", "continuous", "rope,nope,repo"])
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [
+        *((family, "repo@1") for family in CONFIGS),
+        *(("llama", layout) for layout in ("rope", "nope", "continuous", "rope,nope,repo")),
+        ("gemma3", "rope"),
+    ],
+)
 def test_bridge_gives_the_hugging_face_logits(family, layout):
     model = ri.reposition(tiny(family), layout)
     with torch.no_grad():
@@ -90,13 +96,13 @@ def test_scores_and_pattern_are_made_only_where_somebody_listens():
     wrapped = bridged()
     made = []
     for layer, attention in enumerate(attentions(wrapped)):
-        openly = attention.attend_eager
+        openly = attention.weigh
 
         def spy(*arguments, _layer=layer, _openly=openly):
             made.append(_layer)
             return _openly(*arguments)
 
-        attention.attend_eager = spy
+        attention.weigh = spy
     with torch.no_grad():
         fused = wrapped(TOKENS)
         assert made == []

@@ -22,8 +22,10 @@ def seen(model, tokens=TOKENS, valid=VALID, layers=None):
     return inputs
 
 
-@pytest.mark.parametrize("layout", ["rope", "nope", "repo@1", "continuous"])
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [*((family, "repo@1") for family in CONFIGS), *(("gemma2", layout) for layout in ("rope", "nope", "continuous"))],
+)
 def test_logits_from_inputs_are_the_scores_of_attention(family, layout):
     wrapped = ri.bridge(ri.reposition(tiny(family), layout))
     with torch.no_grad():

@@ -14,9 +14,8 @@ from benchmarks.families import COLUMNS, GOOD, page, small_configuration, small_
 from repo_interp.models.reposition import attentions, longest_prompt, with_layout
 
 DIFFERENT = (
-    *("gpt_neox", "phi", "glm4", "cohere2", "gemma3_text", "gpt_oss", "mixtral", "qwen3_moe", "granite", "gpt2", "opt"),
-    *("qwen3_next", "lfm2", "nemotron_h", "deepseek_v3", "deepseek_v32", "gemma3n_text", "nanochat", "doge", "inkling_text"),
-    *("bloom", "falcon", "gptj"),
+    *("gpt_neox", "glm4", "cohere2", "gemma3_text", "gpt_oss", "mixtral", "granite", "gpt2", "opt", "qwen3_next", "nemotron_h"),
+    *("deepseek_v32", "gemma3n_text", "nanochat", "doge", "inkling_text", "bloom", "falcon", "gptj"),
 )
 """Fused and partial; interleaved pairs; layers without rotation; two frequencies; sinks; experts; learned absolute positions; hybrids;
 latent attention, with a selection of keys; keys of another layer; a norm after the rotation; masks and biases of a family's own;

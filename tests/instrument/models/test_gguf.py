@@ -371,18 +371,18 @@ def test_other_architectures_give_the_logits_of_hugging_face(tmp_path, architect
 
 
 CHANGED_TENSORS = {
-    "lacks 1 of the tensors of a llama of 2 blocks (first: token_embd.weight)": {"token_embd.weight": None},
-    "lacks 1 of the tensors of a llama of 2 blocks (first: blk.1.ffn_up.weight)": {"blk.1.ffn_up.weight": None},
-    "holds 1 that a llama of 2 blocks lacks (first: blk.0.attn_sinks.weight)": {
+    "do not fit a llama of 2 blocks: 1 missing (first: token_embd.weight)": {"token_embd.weight": None},
+    "do not fit a llama of 2 blocks: 1 missing (first: blk.1.ffn_up.weight)": {"blk.1.ffn_up.weight": None},
+    "do not fit a llama of 2 blocks: 1 unexpected (first: blk.0.attn_sinks.weight)": {
         "blk.0.attn_sinks.weight": np.ones(HEADS, np.float32)
     },
-    "lacks 3 of the tensors of a llama of 2 blocks (first: blk.0.attn_k.bias)": {
+    "do not fit a llama of 2 blocks: 3 missing (first: blk.0.attn_k.bias)": {
         f"blk.{block}.attn_{part}.bias": np.ones((HEADS if part in "qo" else KV_HEADS) * HEAD, np.float32)
         for block in range(LAYERS)
         for part in ("q", "k", "v", "output")
         if (block, part) not in ((0, "k"), (0, "v"), (1, "q"))
     },
-    "holds 1 that a llama of 2 blocks lacks (first: blk.1.attn_q.bias)": {"blk.1.attn_q.bias": np.ones(WIDTH, np.float32)},
+    "do not fit a llama of 2 blocks: 1 unexpected (first: blk.1.attn_q.bias)": {"blk.1.attn_q.bias": np.ones(WIDTH, np.float32)},
     "blk.0.attn_k.weight has shape [32, 32]; a llama of 2 blocks wants [16, 32]": {
         "blk.0.attn_k.weight": np.ones((WIDTH, WIDTH), np.float32)
     },
@@ -390,8 +390,8 @@ CHANGED_TENSORS = {
     "rope_freqs.weight has shape [3]; wanted [4]": {"rope_freqs.weight": np.ones(3, np.float32)},
 }
 CHANGED_KEYS = {
-    "lacks 9 of the tensors of a llama of 3 blocks (first: blk.2.attn_q.weight)": {"block_count": 3},
-    "holds 9 that a llama of 1 blocks lacks (first: blk.1.attn_k.weight)": {"block_count": 1},
+    "do not fit a llama of 3 blocks: 9 missing (first: blk.2.attn_q.weight)": {"block_count": 3},
+    "do not fit a llama of 1 blocks: 9 unexpected (first: blk.1.attn_k.weight)": {"block_count": 1},
     "llama.block_count is 2147483648; wanted a whole number from 1 to 1,000": {"block_count": 1 << 31},
     "lacks llama.attention.head_count": {"attention__head_count": None},
     "llama.attention.head_count_kv is [2, 1]": {"attention__head_count_kv": [2, 1]},

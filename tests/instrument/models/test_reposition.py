@@ -13,10 +13,13 @@ from torch.testing import assert_close
 
 import repo_interp as ri
 from repo_interp.models.architectures import native_layout
-from repo_interp.models.reposition import attentions, mix_with_index
+from repo_interp.models.reposition import attentions, blocks, mix_with_index
 
 TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
 LAYOUTS = ["repo", "repo@1/3", "nope", "continuous", "multihead_continuous", "r2n1"]
+GREEDY = {"max_new_tokens": 8, "do_sample": False, "attention_mask": torch.ones_like(TOKENS), "eos_token_id": None}
+PAIRS = [*((family, "repo") for family in CONFIGS), *(("llama", layout) for layout in ("rope", *LAYOUTS[1:])), ("gemma3", "r2n1")]
+"""Families with learned positions, and one family with every layout: layouts and families know nothing of each other."""
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
@@ -45,8 +48,7 @@ def test_learned_positions_mixed_wholly_with_the_index_are_rope(family):
     assert (learned - stock).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("family", ["llama", "olmo2", "qwen3", "mistral", "gemma2", "gemma3"])
+@pytest.mark.parametrize(("family", "layout"), PAIRS)
 def test_fused_and_open_attention_agree(family, layout):
     model = ri.reposition(tiny(family), layout)
     with torch.no_grad():
@@ -55,23 +57,15 @@ def test_fused_and_open_attention_agree(family, layout):
         assert_close(model(TOKENS).logits, fused, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("family", ["llama", "olmo2", "qwen3", "mistral", "gemma", "gemma3"])
+@pytest.mark.parametrize(("family", "layout"), PAIRS)
 def test_generation_with_cache_is_generation_without(family, layout):
     model = ri.reposition(tiny(family), layout)
-    asked = {
-        "max_new_tokens": 12,
-        "do_sample": False,
-        "attention_mask": torch.ones_like(TOKENS),
-        "eos_token_id": None,
-    }
-    cached = model.generate(TOKENS, use_cache=True, **asked)
-    assert cached.shape[1] == 32
-    assert torch.equal(cached, model.generate(TOKENS, use_cache=False, **asked))
+    cached, whole = (model.generate(TOKENS, use_cache=use_cache, **GREEDY) for use_cache in (True, False))
+    assert cached.shape[1] == 28
+    assert torch.equal(cached, whole)
 
 
-@pytest.mark.parametrize("layout", ["rope", *LAYOUTS])
-@pytest.mark.parametrize("family", ["llama", "olmo2", "mistral"])
+@pytest.mark.parametrize(("family", "layout"), PAIRS)
 def test_left_padding_changes_nothing(family, layout):
     model = ri.reposition(tiny(family), layout)
     padded = torch.cat([torch.zeros(2, 5, dtype=torch.long), TOKENS], dim=1)
@@ -80,9 +74,8 @@ def test_left_padding_changes_nothing(family, layout):
         plain = model(TOKENS).logits
         shifted = model(padded, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp_min(0)).logits[:, 5:]
     assert_close(shifted, plain, atol=1e-4, rtol=1e-4)
-    asked = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
-    alone = model.generate(TOKENS, attention_mask=torch.ones_like(TOKENS), **asked)
-    assert torch.equal(model.generate(padded, attention_mask=mask, **asked)[:, 25:], alone[:, 20:])
+    alone = model.generate(TOKENS, **GREEDY)
+    assert torch.equal(model.generate(padded, **GREEDY | {"attention_mask": mask})[:, 25:], alone[:, 20:])
 
 
 def test_positions_per_head_differ_where_heads_share_a_key():
@@ -90,19 +83,13 @@ def test_positions_per_head_differ_where_heads_share_a_key():
     seen = {}
     for attention in attentions(model):
         attention.observers.append(lambda layer, q, k, z, added: seen.setdefault(layer.layer_idx, z))
-    asked = {
-        "max_new_tokens": 6,
-        "do_sample": False,
-        "attention_mask": torch.ones_like(TOKENS),
-        "eos_token_id": None,
-    }
     with torch.no_grad():
         fused = model(TOKENS).logits
         model.set_attn_implementation("eager")
         assert_close(model(TOKENS).logits, fused, atol=1e-5, rtol=1e-5)
     assert seen[0].shape == (2, 4, 20)
     assert (seen[0][:, 0] - seen[0][:, 1]).abs().max() > 1e-3
-    assert torch.equal(model.generate(TOKENS, use_cache=True, **asked), model.generate(TOKENS, use_cache=False, **asked))
+    assert torch.equal(*(model.generate(TOKENS, use_cache=use_cache, **GREEDY) for use_cache in (True, False)))
 
 
 @pytest.mark.parametrize("checkpointing", ["plain", "checkpointed"])
@@ -149,8 +136,7 @@ def test_added_parameters_are_f_phis_and_under_one_percent_at_the_papers_size():
     assert 0.7e-2 < added / 1.485e9 < 0.9e-2
 
 
-@pytest.mark.parametrize("family", ["llama", "olmo2", "qwen3", "mistral", "gemma"])
-@pytest.mark.parametrize("layout", ["rope", *LAYOUTS, "rope,nope,repo"])
+@pytest.mark.parametrize(("family", "layout"), PAIRS)
 def test_saving_and_loading_gives_the_same_bits(family, layout, tmp_path):
     model = ri.reposition(tiny(family), layout)
     ri.save(model, tmp_path / "one")
@@ -186,6 +172,24 @@ def test_repositioning_again_starts_the_new_scheme_afresh():
         assert_close(model(TOKENS).logits, before)
         assert_close(ri.reposition(model, "rope")(TOKENS).logits, before)
     assert ri.added_parameters(model) == 0
+
+
+def test_attention_modules_are_those_of_the_model_as_it_is_now():
+    model = ri.reposition(tiny("llama"), "rope,repo,nope")
+    before = list(attentions(model))
+    assert [each.scheme for each in before] == ["rope", "repo", "nope"]
+    copied = copy.deepcopy(model)
+    assert not {id(each) for each in attentions(copied)} & {id(each) for each in before}
+    model.model.layers[1].self_attn = copy.deepcopy(model.model.layers[2].self_attn)
+    assert [each.layer_idx for each in attentions(model)] == [0, 2]
+    del model.model.layers[2]
+    model.model.layers[1].self_attn.repositioned.layer_idx = 1
+    assert [each.scheme for each in attentions(model)] == ["rope", "nope"]
+    assert blocks(model) is model.model.layers
+    ri.reposition(copied, "nope")
+    bridge = ri.bridge(copied)
+    assert [each.scheme for each in attentions(bridge)] == ["nope"] * 3
+    assert list(attentions(bridge)) == list(attentions(copied))
 
 
 @pytest.mark.parametrize(
