@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from attention_inputs import random_inputs
+from attention_inputs import random_inputs, with_holes
 from numpy.testing import assert_allclose
 from three_axis_reference import correlation, dense_fit, design, ridge_solve
 
@@ -17,14 +17,6 @@ from repo_interp.measures.kernels.position_cells import binned_pairs, position_c
 from repo_interp.measures.three_axis import ThreeAxis, draw_rows, held_out_r2, shuffle_distances, without_trend
 
 RIDGE = 1e-6
-
-
-def with_holes(inputs):
-    """Padding on the right, on the left, and a token left out."""
-    tokens = inputs.valid.shape[1]
-    valid = torch.ones(2, tokens, dtype=torch.bool)
-    valid[0, tokens - 5 :] = valid[1, :4] = valid[1, tokens // 2] = False
-    return replace(inputs, valid=valid)
 
 
 def by_position(inputs, width=1.0, most_cells=4096):
@@ -38,7 +30,7 @@ def maps(inputs):
 
 def dense_by_position(inputs, width=1.0):
     weights, pairs = maps(inputs)
-    cell = np.floor(inputs.head_positions.double().numpy() / width).astype(int)
+    cell = np.floor(inputs.head_positions.double().nan_to_num().numpy() / width).astype(int)
     bins = cell[..., :, None] - cell[..., None, :]
     return np.array(
         [[dense_fit(weights[p, h], pairs[p], bins[p, h])[2] for h in range(inputs.heads)] for p in range(len(weights))]
@@ -194,10 +186,12 @@ def dense_held_out(weights, seen, rows):
 
 
 @pytest.mark.parametrize("window", [None, 12])
-@pytest.mark.parametrize("kind", ["plain", "holes"])
+@pytest.mark.parametrize("kind", ["plain", "holes", "bias"])
 def test_held_out_r2_is_that_of_the_dense_fit(kind, window):
     inputs = random_inputs(tokens=36, window=window)
     inputs = with_holes(inputs) if kind == "holes" else inputs
+    added = torch.randn(2, 4, 36, 36, dtype=torch.float64)
+    inputs = replace(inputs, position_logits=lambda rows: added[:, :, rows]) if kind == "bias" else inputs
     rows = draw_rows(inputs.valid, 0.4, seed=1)
     found = held_out_r2(logit_sums(inputs), logit_sums(inputs, rows), rows, inputs.valid, window, RIDGE)
     weights, seen = maps(inputs)

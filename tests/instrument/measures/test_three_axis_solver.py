@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from attention_inputs import devices
 from numpy.testing import assert_allclose
 from scipy.linalg import null_space
 from three_axis_reference import RIDGE, design, ridge_solve
@@ -13,11 +14,6 @@ from repo_interp.measures.kernels import solvers
 from repo_interp.measures.kernels.axis_fit import additive_pairs, fit_axes, fit_pairs
 from repo_interp.measures.kernels.seen_pairs import pair_counts
 from repo_interp.measures.kernels.solvers import Axes, fit_triangle
-
-devices = pytest.mark.parametrize(
-    "device",
-    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))],
-)
 
 
 def triangle(n):
