@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 
 import numpy as np
 import pytest
@@ -269,12 +268,6 @@ def test_measures_are_names_of_ri():
     assert ri.interventions.set_positions is ri.set_positions
 
 
-def test_a_text_within_the_length_warns_of_nothing(niah, task_prompts):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        niah.to_tokens(task_prompts[0].text)
-
-
 def test_the_last_tokens_are_those_that_cover_text_also_where_a_character_has_several():
     bridge = ri.zoo("language/rope")
     for text, last, wanted in (("so 😀", -1, "😀"), ("😀 so 😀", -1, "😀"), ("a = b", -1, " b")):
@@ -339,6 +332,7 @@ def test_arguments_of_another_kind_are_refused_in_one_line(niah, task_prompts, t
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("checkpoint", ["reversal/repo", "reversal/rope"])
 def test_analyze_has_the_defaults_of_the_command(checkpoint, tmp_path):
     """Prompts, measures, experiments and every number."""

@@ -13,12 +13,13 @@ import pytest
 import xarray as xr
 from forked import Forked, forked, say
 from packages import install
-from run_fixture import small_run
 
 import repo_interp as ri
 from repo_interp.analysis.publication import COMPARISON, claimed
 from repo_interp.cli import main
 from repo_interp.run import make_run
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 def tiny_run(value: float = 1.0) -> xr.DataTree:
@@ -283,11 +284,3 @@ def test_a_measure_of_another_package_that_ends_the_program_is_no_success(plugin
     assert main([*command, "--out", str(plugin / "out")]) == 1
     assert "code of the package odd-extras failed" in capsys.readouterr().err
     assert not (plugin / "out").exists()
-
-
-def test_a_small_run_has_no_failures(tmp_path):
-    from repo_interp.plots.pages.report import write_report
-
-    with claimed(tmp_path / "out", "") as results:
-        published = results.publish(small_run(), write_report)
-    assert published.failures == () and published.figures > 9 and all(file.is_file() for file in published.files)
