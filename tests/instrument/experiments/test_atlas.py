@@ -111,20 +111,10 @@ def run(runs) -> xr.DataTree:
     return runs["repo"]
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_the_command_writes_the_tables_and_the_page(tmp_path, capsys):
-    options = [
-        "--measures",
-        "three_axis",
-        "--experiments",
-        "atlas",
-        "--count",
-        "2",
-        "--set",
-        "atlas.twins=1",
-        "--set",
-        "atlas.sequences=2",
-    ]
-    assert main(["analyze", "reversal/nope", "--length", "4", *options, "--out", str(tmp_path / "out")]) == 0
+    options = "--measures three_axis --experiments atlas --count 2 --set atlas.twins=1 --set atlas.sequences=2"
+    assert main(["analyze", "reversal/nope", "--length", "4", *options.split(), "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out.replace("\n", "")
     assert "atlas.csv" in said and "Retrieval heads:" in said
     assert {"atlas.csv", "atlas.parquet", "run.nc", "report.html"} <= {file.name for file in (tmp_path / "out").iterdir()}
@@ -284,6 +274,7 @@ def test_what_cannot_be_asked_is_refused():
 # ---- comparison and page --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_twins_are_lined_up_head_by_head_with_their_names(runs, run, tmp_path):
     compared = ri.compare(list(runs.values()))
     name = compared["atlas"]["name"]
@@ -318,6 +309,7 @@ def alone(run: xr.DataTree, variables: list[str] | None = None) -> xr.DataTree:
     return tree
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_the_page_has_every_head_once_and_the_rules(run, tmp_path):
     data, left_out = embed(run, None)
     assert left_out == () and len(data["heads"]) == 16 == len(data["schemes"])
@@ -332,6 +324,7 @@ def test_the_page_has_every_head_once_and_the_rules(run, tmp_path):
     assert 'id="atlas-live"' in page and "reportSections.atlas" in page and "Heads by name" in page
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_reader_sorts_and_filters_the_table_and_opens_a_head(run, tmp_path):
     path = executable()
     if path is None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from drawn import without_pictures
 from families import CONFIGS, bridge_for, tiny
 from hooks import hooks_of
 from torch.testing import assert_close
@@ -114,17 +115,11 @@ def test_the_group_is_consistent(group):
 
 def test_what_is_measured_does_not_depend_on_who_stands_beside_whom(group, model):
     kinds = ("frozen", "permuted")
-    alone = effects(model, TASK, PROMPTS, kinds, draws=3, batch_size=1)
-    together = effects(model, TASK, PROMPTS, kinds, draws=3, batch_size=2)
-    xr.testing.assert_allclose(together["log_probability_change"], group["log_probability_change"].sel(kind=list(kinds)))
+    alone = effects(model, TASK, PROMPTS, kinds, draws=1, batch_size=1)
+    together = group.sel(kind=list(kinds))
     for name, array in alone.data_vars.items():
-        if (
-            name not in ("rank_correlation", "in_set", "set_effect", "control_effect")
-            and "set_" not in str(name)
-            and "control_" not in str(name)
-        ):
+        if name not in ("rank_correlation", "in_set") and "set_" not in str(name) and "control_" not in str(name):
             np.testing.assert_allclose(array, together[name], atol=1e-5, rtol=1e-4, err_msg=str(name))
-    xr.testing.assert_identical(effects(model, TASK, PROMPTS, kinds, draws=3, batch_size=2), together)
 
 
 def test_the_logit_difference_is_to_the_strongest_other_candidate(group, model):
@@ -310,7 +305,8 @@ def test_the_cost_that_is_said_is_near_what_is_run(model):
 def results(tmp_path_factory):
     directory = tmp_path_factory.mktemp("runs") / "effects"
     options = ["--measures", "positions", "--experiments", "effects", "--length", "12", "--count", "6", "--batch-size", "6"]
-    assert main(["analyze", "reversal/repo", *options, "--set", "effects.draws=4", "--out", str(directory)]) == 0
+    with without_pictures():
+        assert main(["analyze", "reversal/repo", *options, "--set", "effects.draws=4", "--out", str(directory)]) == 0
     return directory
 
 

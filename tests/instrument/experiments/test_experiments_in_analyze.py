@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from attention_inputs import OFFICIAL
+from drawn import without_pictures
 from families import bridge_for
 from hooks import hooks_of
 
@@ -44,7 +45,8 @@ def results(tmp_path_factory):
     options = ["--measures", "maps,three_axis", "--experiments", "perturbation,extrapolation,saliency", "--count", "4"]
     parameters = ["perturbation.gammas=0.1,0.5", "perturbation.l_maxes=2", "extrapolation.sequences=4", "saliency.steps=2"]
     given = [part for parameter in parameters for part in ("--set", parameter)]
-    assert main(["analyze", "reversal/repo", *options, *given, "--out", str(directory)]) == 0
+    with without_pictures():
+        assert main(["analyze", "reversal/repo", *options, *given, "--out", str(directory)]) == 0
     return directory
 
 
@@ -80,17 +82,13 @@ def test_figures_and_sections_are_there(results):
     assert 'alt="Perturbation task score"' in page and 'alt="Three axis, layer ' not in page, "the page has these as charts"
 
 
-def prompts_file(directory, prompts):
-    (directory / "p.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
-    return ["--prompts", str(directory / "p.jsonl"), "--out", str(directory / "out"), "--measures", "positions"]
-
-
+@pytest.mark.usefixtures("no_pictures")
 def test_prompts_of_a_file_are_judged_by_what_they_mark(tmp_path, capsys):
     tokens = np.random.default_rng(0).integers(3, 250, (2, 40)).tolist()
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps({"tokens": row}) + "\n" for row in tokens))
+    places = ["--prompts", str(tmp_path / "p.jsonl"), "--out", str(tmp_path / "out"), "--measures", "positions"]
     options = ["--experiments", "perturbation", "--set", "perturbation.gammas=0.5", "--set", "perturbation.l_maxes=3"]
-    assert (
-        main(["analyze", str(OFFICIAL / "repo_mha"), *prompts_file(tmp_path, [{"tokens": row} for row in tokens]), *options]) == 0
-    )
+    assert main(["analyze", str(OFFICIAL / "repo_mha"), *places, *options]) == 0
     assert "experiments perturbation (8 more prompts)" in " ".join(capsys.readouterr().out.split())
     group = ri.read_run(tmp_path / "out")["perturbation"]
     assert group.attrs["metric"] == "log perplexity" and group.attrs["higher_is_better"] == "False"
@@ -98,46 +96,6 @@ def test_prompts_of_a_file_are_judged_by_what_they_mark(tmp_path, capsys):
     marked = [Prompt(tokens=tuple(row), generated=(39,)) for row in tokens]
     run = ri.analyze(ri.load(OFFICIAL / "repo_mha"), marked, (), experiments=(SMALL,))
     assert run["perturbation"].attrs["metric"] == "exact match"
-
-
-REFUSED = {
-    "unknown experiment": (
-        ["--experiments", "surgery"],
-        "there is no experiment 'surgery'; there are perturbation, extrapolation, effects, saliency, atlas",
-    ),
-    "no parameter": (
-        ["--experiments", "perturbation", "--set", "perturbation.force=1"],
-        "has no option 'force'; it has kinds, gammas, l_maxes",
-    ),
-    "no number": (
-        ["--experiments", "perturbation", "--set", "perturbation.gammas=few"],
-        "perturbation.gammas=few: wanted numbers",
-    ),
-    "no such layer": (["--experiments", "perturbation", "--set", "perturbation.layers=0,9"], "layer 9 was asked for"),
-    "not measured": (["--set", "perturbation.gammas=0.1"], "'perturbation' is not among those measured"),
-    "nothing longer": (
-        ["--experiments", "extrapolation"],
-        "needs at least 4 prompts longer than the training length, 256 tokens; 0",
-    ),
-    "too few": (
-        ["--experiments", "extrapolation", "--set", "extrapolation.sequences=2"],
-        "extrapolation.sequences=2: wanted a whole number from 4",
-    ),
-    "unknown method": (
-        ["--experiments", "extrapolation", "--set", "extrapolation.methods=ntk"],
-        "extrapolation.methods=ntk: wanted some of plain",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_work_is_refused_in_one_line_before_anything_is_made(case, tmp_path, capsys):
-    options, message = REFUSED[case]
-    tokens = [{"tokens": list(range(3, 43))}]
-    assert main(["analyze", str(OFFICIAL / "repo_mha"), *prompts_file(tmp_path, tokens), *options]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_model_that_cannot_take_longer_prompts_or_other_tokens_is_refused(bridge):
@@ -165,8 +123,7 @@ class Stopped(Exception):
     """What happens to a run in the middle."""
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, Stopped])
-@pytest.mark.parametrize("name", ["perturbation", "extrapolation"])
+@pytest.mark.parametrize(("name", "stop"), [("perturbation", KeyboardInterrupt), ("extrapolation", Stopped)])
 def test_an_experiment_stopped_in_the_middle_leaves_no_hook_and_goes_on(name, stop, bridge, tmp_path):
     asked = SMALL if name == "perturbation" else Extrapolation(sequences=4)
     prompts = TASK.prompts(4)

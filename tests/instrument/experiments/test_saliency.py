@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from drawn import artists
 from families import tiny
 from hooks import hooks_of
 
@@ -223,10 +224,6 @@ def test_a_finished_prompt_is_not_taken_again_and_nothing_is_left_behind(bridge,
 @pytest.fixture(scope="module")
 def run(bridge):
     return ri.analyze(bridge, [asked(), asked(12)], ("positions",), experiments=(Saliency(steps=4),))
-
-
-def artists(figure, gid):
-    return figure.findobj(lambda artist: (artist.get_gid() or "") == gid)
 
 
 def test_every_token_has_its_field_in_the_colour_of_its_value(run):

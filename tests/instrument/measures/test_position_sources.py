@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from attention_inputs import random_inputs
+from drawn import artists
 
 import repo_interp as ri
 from repo_interp.errors import InputError
@@ -283,10 +284,6 @@ def run():
     layers.append(replace(inputs, layer=2, positions=inputs.positions[:, :1]))
     group = concluded(*((one, spans) for one in layers))
     return make_run({"position_sources": with_schemes(group, ("rope", "repo", "repo"))}, {"layout": "rope,repo,repo"})
-
-
-def artists(figure, gid):
-    return figure.findobj(lambda artist: (artist.get_gid() or "") == gid)
 
 
 def test_bars_are_the_shares_and_marks_stand_over_heads_that_follow(run):

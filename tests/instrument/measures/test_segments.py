@@ -148,10 +148,8 @@ def test_variance_between_is_one_for_steps_and_nothing_for_what_repeats():
     assert_allclose(variance_between(torch.tensor([[1.0, -1.0] * 6]), at(4, 8)), 0, atol=1e-12)
 
 
-def test_variance_between_ignores_unit_and_zero_and_is_nan_where_nothing_varies():
-    values = torch.randn(5, 40, dtype=torch.float64)
+def test_variance_between_is_nan_where_nothing_varies():
     edges = torch.tensor([[7, 19, 33], [1, 2, 39]])
-    assert_allclose(variance_between(1e4 - 3 * values, edges), variance_between(values, edges), rtol=1e-9)
     assert torch.isnan(variance_between(torch.full((1, 40), 0.1), edges)).all()
     assert torch.isnan(variance_between(torch.full((1, 40), torch.nan), edges)).all()
 

@@ -54,15 +54,6 @@ def test_distances_by_position_where_logits_are_no_dot_product(kind, window):
     assert_allclose(by_position(inputs), dense_by_position(inputs), atol=1e-9)
 
 
-@pytest.mark.parametrize("window", [None, 9])
-def test_positions_that_are_the_index_give_the_fit_by_index(window):
-    positions = torch.arange(70, dtype=torch.float64).expand(2, 1, 70) - 11
-    inputs = replace(random_inputs(tokens=70, window=window), positions=positions)
-    measure = ThreeAxis()
-    group = measure.conclude(measure.observe(inputs, {}))
-    assert_allclose(group["r_position"], group["r"], atol=1e-9)
-
-
 def test_logits_that_are_a_function_of_learned_distances_are_found_by_them_only():
     inputs = random_inputs(tokens=80, prompts=1)
     first = inputs.queries[:, :, :1].expand_as(inputs.queries)

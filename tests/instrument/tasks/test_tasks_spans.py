@@ -8,7 +8,6 @@ from task_tokenizers import FAMILIES, tokenizer
 
 from repo_interp.errors import InputError
 from repo_interp.tasks import prompt_from_text
-from repo_interp.tasks.prompt import check_spans
 from repo_interp.tasks.prompt.text import MarkedText, encode, token_spans
 
 HARD = "Die Straße: One of the special magic numbers for naïve-café🙂 is: 7654321.東京は大きい。 Привет"
@@ -49,11 +48,6 @@ def test_parts_keep_to_their_parent_and_may_overlap():
     assert spans["needle"] == (0, 1)  # a tie of one character each: the first
     assert spans["needle.1.key"] == spans["needle.1.value"] == (0, 1)
     assert spans["query"] == (2,)
-
-
-def test_a_span_that_gets_no_token_is_refused():
-    with pytest.raises(InputError, match='"query" covers no token'):
-        token_spans([(0, 4)], {"needle": ((0, 3),), "query": ((3, 4),)}, 4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -154,28 +148,6 @@ def test_a_tokenizer_without_offsets_and_no_tokenizer_are_refused():
         encode("text", Slow())
     with pytest.raises(InputError, match="there is none"):
         encode("text", None)
-
-
-BROKEN = {
-    "empty": ({"needle": ()}, (), 'span "needle" is empty'),
-    "outside": ({"needle": (3, 9)}, (), "holds token 9, but the prompt has the tokens 0 to 8"),
-    "negative": ({"needle": (-1,)}, (), "holds token -1"),
-    "twice": ({"needle": (3, 3)}, (), "holds token 3 twice"),
-    "overlap": ({"needle": (1, 2), "query": (2, 3)}, (), 'spans "needle" and "query" share token 2'),
-    "generated": ({"needle": (1, 2)}, (2,), 'spans "needle" and "generated" share token 2'),
-    "named generated": ({"generated": (1,)}, (), "have a field of their own"),
-    "no parent": ({"needle.1": (1,)}, (), 'part of "needle", which is not there'),
-    "no grandparent": ({"needle": (1,), "needle.1.key": (1,)}, (), 'part of "needle.1", which is not there'),
-    "out of the parent": ({"needle": (1,), "needle.1": (1, 2)}, (), 'token 2, which is not in "needle"'),
-    "dots": ({"needle": (1,), "needle.": (1,)}, (), "is no name for a span"),
-}
-
-
-@pytest.mark.parametrize("fault", BROKEN)
-def test_spans_that_do_not_fit_together_are_refused(fault):
-    spans, generated, message = BROKEN[fault]
-    with pytest.raises(InputError, match=message):
-        check_spans(spans, generated, 9, "token")
 
 
 def test_marked_text_gives_a_piece_to_its_names_and_their_parents():
