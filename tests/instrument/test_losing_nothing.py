@@ -88,25 +88,6 @@ def test_overwriting_a_run_removes_what_it_wrote_and_nothing_else(tmp_path):
     assert here.keys() == tree(fresh).keys() and here["model.safetensors"] == tree(fresh)["model.safetensors"]
 
 
-FOREIGN = ("", "task = 3", "lr = 0.1", 'task = "reversal"\ncolour = 3', "[tool]\nversion = 1979-05-27", "= 3")
-
-
-@pytest.mark.parametrize("text", FOREIGN)
-def test_a_training_toml_of_something_else_is_left_alone(text, tmp_path, capsys):
-    (tmp_path / "training.toml").write_text(text)
-    for more in ([], ["--overwrite"], ["--resume"]):
-        assert train(tmp_path, "--steps", "2", *more) == 2
-        said = capsys.readouterr().err
-        assert "training.toml is" in said and said.count("\n") == 1
-    assert tree(tmp_path) == {"training.toml": text.encode()}
-
-
-def test_no_argument_has_a_nul(capsys):
-    for command in ("analyze", "score", "train", "figures", "compare"):
-        assert main([command, "--out", "a\0b"]) == 2
-        assert "a\\x00b has a NUL character" in capsys.readouterr().err
-
-
 # A state that was changed
 
 
