@@ -15,6 +15,7 @@ import pytest
 import torch
 from forked import Forked, forked, say
 from packages import install
+from places import tree
 from trained_tiny import COMMAND as TINY
 
 import repo_interp as ri
@@ -23,11 +24,6 @@ from repo_interp.cli import main
 from repo_interp.files import claim
 
 SHORT = ["analyze", "reversal/repo", "--length", "8", "--count", "3", "--measures", "positions"]
-
-
-def tree(directory: Path) -> dict[str, bytes]:
-    """Every file below `directory`, by its path."""
-    return {str(path.relative_to(directory)): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
 
 
 def full(room: int) -> None:

@@ -185,41 +185,6 @@ def test_positions_of_one_head_are_set_and_measured(layout, wrap):
         assert_close(during.sel(layer=1, head=head).values, before.sel(layer=1, head=head).values)
 
 
-@pytest.mark.parametrize("values", [lambda z: z + 7.5, lambda z: z])
-@pytest.mark.parametrize("head", [None, 1])
-def test_a_shift_of_all_positions_of_a_head_changes_nothing(values, head):
-    bridge = ri.bridge(ri.reposition(tiny("llama"), "repo"))
-    with torch.no_grad():
-        plain = bridge(TOKENS)
-        with ri.set_positions(bridge, 0, head, values), ri.set_positions(bridge, 1, head, values):
-            assert_close(bridge(TOKENS), plain, atol=2e-5, rtol=1e-5)
-
-
-def test_equal_positions_are_no_positions():
-    model = tiny("llama")
-    with torch.no_grad():
-        nope = ri.reposition(model, "nope")(TOKENS).logits
-        bridge = ri.bridge(ri.reposition(model, "rope"))
-        with ri.set_positions(bridge, 0, None, 5), ri.set_positions(bridge, 1, None, 0.0), ri.set_positions(bridge, 2, None, -1):
-            assert_close(bridge(TOKENS), nope, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("layout", "layer", "head", "values", "message"),
-    [
-        ("repo", 9, 0, 0, "layer 9 was asked for; the model's are 0 to 2"),
-        ("repo", 0, 4, 0, "head 4 was asked for; the model's are 0 to 3"),
-        ("repo", 0, 0, [1.0, 2.0], r"wanted positions that broadcast to \[2, 20\]"),
-        ("nope", 0, 0, 0, r"layer 0 \(nope\) rotates nothing"),
-        ("alibi", 0, 0, 0, r"layer 0 \(alibi\) rotates nothing"),
-    ],
-)
-def test_positions_that_cannot_be_set_are_refused(layout, layer, head, values, message):
-    model = ri.reposition(tiny("llama"), layout)
-    with pytest.raises(ri.InputError, match=message), ri.set_positions(model, layer, head, values):
-        model(TOKENS)
-
-
 @pytest.mark.parametrize("layout", ["rope", "repo", "hope"])
 def test_backward_hooks_on_positions_fire(layout):
     bridge = ri.bridge(ri.reposition(tiny("llama"), layout))

@@ -14,6 +14,7 @@ import pytest
 import xarray as xr
 from accelerate import PartialState
 from forked import Forked, forked
+from places import tree
 
 import repo_interp as ri
 from repo_interp import processes
@@ -86,15 +87,10 @@ def launched(tmp_path_factory):
     return directory, [done.returncode for done in ended], [(done.stdout, done.stderr) for done in ended]
 
 
-def contents(directory: Path) -> dict[str, bytes]:
-    """All files below `directory`."""
-    return {str(path.relative_to(directory)): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
-
-
 @pytest.mark.parametrize(("name", "command"), [("run", ANALYZE), ("scores", SCORE)])
 def test_two_processes_leave_the_bytes_of_one(launched, tmp_path, name, command):
     assert forked(lambda: main([*command, "--out", str(tmp_path / name)])).returncode == 0
-    alone, together = contents(tmp_path / name), contents(launched[0] / name)
+    alone, together = tree(tmp_path / name), tree(launched[0] / name)
     assert len(alone) >= 3 and together.keys() == alone.keys()
     assert [path for path in alone if together[path] != alone[path]] == []
 
@@ -188,14 +184,14 @@ def test_resume_goes_on_draws_and_leaves_alone_what_is_finished(tmp_path, capsys
     for words, told in ((["--resume", "--overwrite"], "give one of them"), ([], "")):
         assert main([*command, *words]) == (2 if told else 0)
         assert told in capsys.readouterr().err
-    finished = contents(out)
+    finished = tree(out)
     assert main([*command, "--resume"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "is finished: scores of " in said and contents(out) == finished
+    assert "is finished: scores of " in said and tree(out) == finished
     (out / "report.html").unlink()
     assert stage(out) == "measured"
     assert main([*command, "--resume"]) == 0
-    assert contents(out) == finished
+    assert tree(out) == finished
     assert main([*SCORE, "--resume"]) == 2
     assert "give --out" in capsys.readouterr().err
 
@@ -262,7 +258,7 @@ def test_automatic_batches_follow_lengths_and_memory(monkeypatch):
 def test_resume_refuses_the_results_of_another_checkpoint_or_command(tmp_path, capsys):
     out = ["--out", str(tmp_path / "out")]
     assert main(["analyze", "reversal/rope", "--measures", "positions", "--length", "3", "--count", "1", *out]) == 0
-    finished = contents(tmp_path / "out")
+    finished = tree(tmp_path / "out")
     for command, said in (
         (["analyze", "reversal/nope"], "holds results of another checkpoint"),
         (["analyze", "no/such"], "no/such"),
@@ -270,7 +266,7 @@ def test_resume_refuses_the_results_of_another_checkpoint_or_command(tmp_path, c
     ):
         assert main([*command, *out, "--resume"]) == 2
         assert said in " ".join(capsys.readouterr().err.split())
-    assert contents(tmp_path / "out") == finished
+    assert tree(tmp_path / "out") == finished
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -281,7 +277,7 @@ def test_resume_refuses_a_finished_run_of_another_question(tmp_path, capsys, mon
     prompts.write_text('{"tokens": [1, 5, 9, 4]}\n')
     begun = ["analyze", "reversal/rope", "--measures", "positions", "--prompts", "prompts.jsonl", "--out", "out"]
     assert main(begun) == 0 and main([*begun, "--resume", "--batch-size", "2"]) == 0
-    finished = contents(Path("out"))
+    finished = tree(Path("out"))
     capsys.readouterr()
 
     def refused(*more: str) -> str:
@@ -295,7 +291,7 @@ def test_resume_refuses_a_finished_run_of_another_question(tmp_path, capsys, mon
     assert "--layers was not given, now 0,1" in refused("--layers", "0,1")
     prompts.write_text('{"tokens": [1, 5, 9, 5]}\n')
     assert "--prompts was another file or folder (" in refused()
-    assert contents(Path("out")) == finished
+    assert tree(Path("out")) == finished
     run = ri.read_run("out")
     assert str(tmp_path) not in run.attrs["asked"] and "prompts.jsonl" not in run.attrs["asked"]
     del run.attrs["asked"]

@@ -13,6 +13,7 @@ import pytest
 import xarray as xr
 from forked import Forked, forked, say
 from packages import install
+from places import tree
 
 import repo_interp as ri
 from repo_interp.analysis.publication import COMPARISON, claimed
@@ -47,11 +48,6 @@ def start(out: Path | None, folder: Path) -> Forked:
         return Forked(hold, folder)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-
-
-def tree(directory: Path) -> dict[str, bytes]:
-    """Every file below `directory`, by its path."""
-    return {str(path.relative_to(directory)): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
 
 
 def test_processes_without_out_choose_different_directories(tmp_path):
