@@ -247,13 +247,14 @@ def test_figures_on_a_full_disk_are_one_line(tmp_path):
 
     def draw() -> int:
         full(3000)
-        return main(["figures", "hope", "--no-zoo", "--fast", "--experiment", "copying", *checkpoint])
+        return main(["figures", "hope", "--no-zoo", "--fast", "--set", "count=2", "--experiment", "copying", *checkpoint])
 
     done = forked(draw, tmp_path)
     assert done.returncode == 2 and "File too large" in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert not list(tmp_path.rglob("*.nc"))
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_full_standard_output_costs_what_is_printed_and_nothing_else(tmp_path):
     with open("/dev/full", "w") as nowhere:
         done = forked(lambda: main([*SHORT, "--out", "o"]), tmp_path, nowhere)
@@ -304,6 +305,7 @@ class Late:
 }
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("measures", ["positions,late", "late"])
 def test_a_measure_that_cannot_conclude_loses_nothing(measures, tmp_path, monkeypatch, capsys):
     install(tmp_path, PLUGIN)
@@ -367,7 +369,7 @@ def test_a_page_is_the_same_bytes_from_memory_and_from_the_file(tmp_path):
     task = ri.tasks.make_task("reversal")
     run = ri.analyze(
         ri.load("reversal/repo"), task.prompts(2, seed=0, test_set="3"), ["positions", "patterns"],
-        experiments=["perturbation"], task=task,
+        experiments=[ri.experiments.Perturbation(gammas=(0.5,), l_maxes=(2,))], task=task,
     )  # fmt: skip
     ri.write_run(run, tmp_path / "run.nc")
     read = ri.read_run(tmp_path / "run.nc")
