@@ -22,7 +22,6 @@ from repo_interp.experiments import Atlas
 from repo_interp.experiments.catalogue import planned
 from repo_interp.experiments.head_names import RULES, Rule, name_heads, null_of
 from repo_interp.models.load import fresh_twin
-from repo_interp.models.reposition import attentions
 from repo_interp.plots.catalogue import tables
 from repo_interp.plots.pages.report import write_report
 from repo_interp.plots.views.atlas import VIEW, clustered, embed, standardised
@@ -238,26 +237,6 @@ def test_results_with_a_table_can_be_replaced_and_lose_it(run, tmp_path):
             published = claim.publish(tree, lambda run, page, figures: [])
         assert len(published.tables) == expected == len(list(out.glob("atlas.*")))
     assert atlas_files.FILES == ("atlas.csv", "atlas.parquet")
-
-
-def test_an_interrupted_atlas_goes_on_where_it_stopped(tmp_path, monkeypatch):
-    bridge, prompts = ri.zoo("reversal/nope"), TASK.prompts(2, test_set="4")
-    small = Atlas(twins=2, sequences=2)
-    whole = ri.analyze(bridge, prompts, (), experiments=[small])
-    calls = []
-
-    def stop(name, done, total):
-        calls.append((name, done, total))
-        if done == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        ri.analyze(bridge, prompts, (), experiments=[small], store=tmp_path / "s", experiment_progress=stop)
-    assert calls == [("atlas", 1, 3), ("atlas", 2, 3)]
-    assert {file.name for file in (tmp_path / "s").rglob("*.json")} >= {"model.json", "twin-0.json"}
-    again = ri.analyze(bridge, prompts, (), experiments=[small], store=tmp_path / "s")
-    xr.testing.assert_identical(again["atlas"].to_dataset(), whole["atlas"].to_dataset())
-    assert not any(attention.observers for attention in attentions(bridge))
 
 
 def test_what_cannot_be_asked_is_refused():

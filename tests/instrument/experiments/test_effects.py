@@ -264,28 +264,6 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_run(message, mode
     assert message in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_stopped_in_the_midst_it_goes_on_with_finished_points(model, tmp_path):
-    whole = effects(model, TASK, PROMPTS, ("frozen",), draws=2, batch_size=2)
-    seen = []
-
-    def stop(done, total):
-        seen.append((done, total))
-        if done == 5:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        effects(model, TASK, PROMPTS, ("frozen",), draws=2, batch_size=2, progress=stop, store=Store(tmp_path))
-    assert len(list(tmp_path.glob("*.json"))) == 5 and seen[-1] == (5, 10)
-    passes = []
-    handle = decoder_of(model).embed_tokens.register_forward_hook(lambda *_: passes.append(1))
-    again = effects(model, TASK, PROMPTS, ("frozen",), draws=2, batch_size=2, store=Store(tmp_path))
-    resumed_passes, _ = len(passes), passes.clear()
-    effects(model, TASK, PROMPTS, ("frozen",), draws=2, batch_size=2)
-    handle.remove()
-    xr.testing.assert_identical(again, whole)
-    assert resumed_passes < len(passes)
-
-
 def test_the_cost_that_is_said_is_near_what_is_run(model):
     asked = Effects(kinds=("frozen", "permuted"), draws=4)
     (plan,) = planned(model, PROMPTS, (asked,), TASK)

@@ -17,11 +17,10 @@ from position_papers.zoo import zoo_path
 from repo_interp.analysis.trained_task import trained_task
 from repo_interp.cli import main
 from repo_interp.errors import InputError
-from repo_interp.experiments import Extrapolation, Perturbation
+from repo_interp.experiments import Atlas, Effects, Extrapolation, Perturbation, Saliency
 from repo_interp.experiments.catalogue import experiment_named, experiment_names, planned
 from repo_interp.experiments.perturbation import perturbation
 from repo_interp.experiments.prompt_sets import prompts_by_length, scoring_of
-from repo_interp.files import unsealed
 from repo_interp.models.checkpoints import identify, load_model
 from repo_interp.models.reposition import decoder_of
 from repo_interp.store import Store
@@ -110,44 +109,55 @@ def test_a_model_that_cannot_take_longer_prompts_or_other_tokens_is_refused(brid
         planned(bridge, [Prompt(tokens=(3, 4, 5))], ("perturbation",), TASK)
     with pytest.raises(InputError, match="nothing stands before token 0 of prompt 0"):
         planned(bridge, [Prompt(tokens=(3, 4, 5), generated=(0, 2))], ("perturbation",), TASK)
-    assert [experiment_named(name).name for name in experiment_names()] == [
-        "perturbation",
-        "extrapolation",
-        "effects",
-        "saliency",
-        "atlas",
-    ]
 
 
 class Stopped(Exception):
     """What happens to a run in the middle."""
 
 
-@pytest.mark.parametrize(("name", "stop"), [("perturbation", KeyboardInterrupt), ("extrapolation", Stopped)])
-def test_an_experiment_stopped_in_the_middle_leaves_no_hook_and_goes_on(name, stop, bridge, tmp_path):
-    asked = SMALL if name == "perturbation" else Extrapolation(sequences=4)
-    prompts = TASK.prompts(4)
-    whole = ri.analyze(bridge, prompts, (), experiments=(asked,), task=TASK)
-    before, seen = hooks_of(bridge), []
+SMALLEST = {
+    "perturbation": (SMALL, KeyboardInterrupt),
+    "extrapolation": (Extrapolation(sequences=4), Stopped),
+    "effects": (Effects(kinds=("frozen",), draws=2), KeyboardInterrupt),
+    "saliency": (Saliency(steps=2), Stopped),
+    "atlas": (Atlas(twins=2, sequences=2), KeyboardInterrupt),
+}
 
-    def progress(which, done, total):
-        seen.append((which, done, total))
-        if done == 3 and len(seen) == 3:
+
+def test_every_experiment_is_stopped_below():
+    assert list(SMALLEST) == [experiment_named(name).name for name in experiment_names()]
+
+
+@pytest.mark.parametrize("name", SMALLEST)
+def test_an_experiment_stopped_in_the_middle_leaves_the_model_as_it_was_and_goes_on(name, bridge, tmp_path):
+    (asked, stop), passes, seen = SMALLEST[name], [], []
+    embed = decoder_of(bridge).embed_tokens
+
+    def analysed(store, progress=None):
+        passes.clear()
+        handle = embed.register_forward_hook(lambda *_: passes.append(1))
+        try:
+            run = ri.analyze(
+                bridge, TASK.prompts(4), (), store=store, experiments=(asked,), task=TASK, experiment_progress=progress
+            )
+        finally:
+            handle.remove()
+        return run[name].to_dataset(), len(passes)
+
+    def interrupt(which, done, total):
+        seen.append(which)
+        if done == 2:
             raise stop
 
+    whole, passes_of_whole = analysed(None)
+    before = hooks_of(bridge), [parameter.requires_grad for parameter in bridge.parameters()]
     with pytest.raises(stop):
-        ri.analyze(bridge, prompts, (), store=tmp_path / "s", experiments=(asked,), task=TASK, experiment_progress=progress)
-    assert hooks_of(bridge) == before
-    kept = sorted((tmp_path / "s" / name).glob("*.json"))
-    assert kept and {which for which, _, _ in seen} == {name}
-    marked = json.loads(unsealed(kept[0].read_bytes(), kept[0]))
-    marked["task_score"] = 0.123456
-    kept[0].write_text(json.dumps(marked))
-    again = ri.analyze(bridge, prompts, (), store=tmp_path / "s", experiments=(asked,), task=TASK)
-    scores, others = (one[name].to_dataset()["task_score"].values for one in (again, whole))
-    assert (scores == 0.123456).sum() == 1, "the finished point was measured again"
-    np.testing.assert_array_equal(scores[scores != 0.123456], others[scores != 0.123456])
-    np.testing.assert_array_equal(again[name]["log_perplexity"], whole[name]["log_perplexity"])
+        analysed(tmp_path / "s", interrupt)
+    assert (hooks_of(bridge), [parameter.requires_grad for parameter in bridge.parameters()]) == before
+    assert set(seen) == {name} and list((tmp_path / "s" / name).glob("*.json"))
+    again, passes_of_the_rest = analysed(tmp_path / "s")
+    assert passes_of_the_rest < passes_of_whole, "finished points were measured again"
+    xr.testing.assert_identical(again, whole)
     assert not (tmp_path / "s").exists()
 
 
