@@ -45,20 +45,6 @@ def test_text_round_trip(tmp_path, family):
     assert [file.name for file in tmp_path.iterdir()] == ["prompts.jsonl"]
 
 
-def test_token_round_trip(tmp_path):
-    prompts = [
-        Prompt(
-            tokens=(5, 6, 7, 8),
-            spans={"needle": (1, 2), "needle.1": (2,)},
-            generated=(3,),
-            answers=("ä", "b"),
-        ),
-        Prompt(tokens=(1,), token_text=("\u2028<bos>",), attributes={"depth": 3.5, "é": {"x": [True, None, "y"]}}),
-    ]
-    write_prompts(prompts, tmp_path / "prompts.jsonl")
-    assert read_prompts(tmp_path / "prompts.jsonl") == prompts
-
-
 def test_the_file_is_as_documented(tmp_path):
     write_prompts([the_prompt(), Prompt(tokens=(3, 4), spans={"needle": (0,)}, generated=(1,))], tmp_path / "p.jsonl")
     first, second = map(json.loads, (tmp_path / "p.jsonl").read_text("utf-8").splitlines())

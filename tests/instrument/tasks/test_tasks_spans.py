@@ -14,19 +14,6 @@ HARD = "Die Straße: One of the special magic numbers for naïve-café🙂 is: 7
 """A needle at the edges of tokens, with no space before or after it, and characters of two to four bytes."""
 
 
-def test_a_token_belongs_to_the_span_it_overlaps_however_little():
-    offsets = [(0, 0), (0, 4), (4, 9), (9, 12)]
-    assert token_spans(offsets, {"needle": ((3, 5),)}, 12) == {"needle": (1, 2)}
-
-
-def test_the_larger_overlap_wins_and_the_first_on_a_tie():
-    offsets = [(0, 3), (3, 7), (7, 10)]
-    spans = token_spans(offsets, {"query": ((5, 10),), "needle": ((0, 5),)}, 10)
-    assert spans == {"needle": (0, 1), "query": (2,)}  # token 1 covers two characters of each
-    spans = token_spans(offsets, {"query": ((4, 10),), "needle": ((0, 4),)}, 10)
-    assert spans == {"needle": (0,), "query": (1, 2)}
-
-
 def test_tokens_of_no_width_belong_to_nothing_and_shared_characters_to_all():
     offsets = [(0, 0), (0, 1), (0, 1), (0, 1), (1, 2), (2, 2)]
     assert token_spans(offsets, {"needle": ((0, 1),), "query": ((1, 2),)}, 2) == {
@@ -102,13 +89,6 @@ def test_spans_of_a_hard_needle_hold_its_text(family):
         touching = {token for token, (start, end) in enumerate(offsets) if start < last and end > first}
         assert inside <= set(prompt.spans[name]) <= touching
     assert set(prompt.spans["needle"]) & set(prompt.spans["query"]) == set()
-
-
-def test_every_byte_token_of_one_character_belongs():
-    prompt = prompt_from_text("a 🙂b", {"needle": ((2, 3),)}, tokenizer("byte_level_bpe"))
-    encoded = encode("a 🙂b", tokenizer("byte_level_bpe"))
-    assert sum(offset[1] == 3 for offset in encoded.offsets) >= 4  # one emoji, four bytes
-    assert prompt.spans["needle"] == tuple(index for index, (start, end) in enumerate(encoded.offsets) if start < 3 and end > 2)
 
 
 def test_offsets_with_and_without_the_leading_space_name_the_same_tokens():
