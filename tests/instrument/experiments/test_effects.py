@@ -174,13 +174,6 @@ def test_the_screening_is_exact_to_first_order(model):
     assert float(np.abs(still["effect"]).max()) < 1e-6 and float(np.abs(still["screened_effect"]).max()) == 0
 
 
-def test_parameters_and_hooks_are_as_before(group, model):
-    assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
-    before = hooks_of(model)
-    effects(model, TASK, PROMPTS[:1], ("frozen",), draws=1)
-    assert hooks_of(model) == before
-
-
 def test_of_many_heads_the_top_and_as_many_others_are_measured(model):
     few = effects(model, TASK, PROMPTS, ("frozen", "linearised"), top=2, draws=2)
     assert (np.isfinite(few["effect"]).sum(("layer", "head")) == 4).all()
