@@ -180,6 +180,11 @@ def test_a_layer_that_rotates_nothing_has_no_pairs():
         closed_form_correlation(inputs, chosen, pair_statistics(inputs).key_mean, "signed")
 
 
+def test_without_a_training_length_nothing_is_measured():
+    with pytest.raises(InputError, match="give training_length in tokens"):
+        measured(random_inputs(scheme="rope"), training_length=None)
+
+
 def test_bad_parameters_are_named():
     with pytest.raises(InputError, match=r"rotation\.semantic is 'exact'; wanted one of signed, printed"):
         Rotation(semantic="exact")
