@@ -44,7 +44,7 @@ CATALOGUE = {
     "packages that fail": ("test_extension",),
 }
 """Tests of the suite by what they try to break."""
-OFFICIAL = ("models/test_official", "models/test_parity", "analysis/test_run_goldens", "measures/test_components_official")
+OFFICIAL = ("models/test_official", "models/test_parity", "analysis/test_run_goldens")
 RANGED = ("transformers", "transformer-lens")
 """Libraries whose oldest and newest versions are tried, by the ranges in pyproject.toml; torch is as in constraints.txt."""
 

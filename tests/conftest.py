@@ -30,6 +30,15 @@ def expected():
     return arrays
 
 
+@pytest.fixture
+def no_pictures():
+    """Figures are drawn and not rendered, which costs most of a page: their files and pictures are empty."""
+    from drawn import without_pictures
+
+    with without_pictures():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _seeded():
     import torch

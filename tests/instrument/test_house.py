@@ -32,7 +32,7 @@ ROOMS = {
 }
 """By room of a floor, what its own floor has that it must not import; "measures": the measures themselves, not their kernels."""
 LIBRARIES = {
-    "plots": ("torch", "transformers", "transformer_lens"),
+    "plots": ("torch", "transformers", "transformer_lens", "matplotlib.pyplot"),
     "positions": ("transformers", "transformer_lens"),
     "measures": ("transformers", "transformer_lens", "matplotlib", "plotly"),
     "tasks": ("torch", "transformer_lens", "matplotlib", "plotly"),

@@ -15,6 +15,7 @@ import pytest
 import torch
 from forked import Forked, forked, say
 from packages import install
+from places import tree
 from trained_tiny import COMMAND as TINY
 
 import repo_interp as ri
@@ -23,11 +24,6 @@ from repo_interp.cli import main
 from repo_interp.files import claim
 
 SHORT = ["analyze", "reversal/repo", "--length", "8", "--count", "3", "--measures", "positions"]
-
-
-def tree(directory: Path) -> dict[str, bytes]:
-    """Every file below `directory`, by its path."""
-    return {str(path.relative_to(directory)): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
 
 
 def full(room: int) -> None:
@@ -86,25 +82,6 @@ def test_overwriting_a_run_removes_what_it_wrote_and_nothing_else(tmp_path):
     assert train(fresh, "--steps", "2", "--seed", "1") == 0
     assert all(here.pop(name) == b"years of work" for name in kept)
     assert here.keys() == tree(fresh).keys() and here["model.safetensors"] == tree(fresh)["model.safetensors"]
-
-
-FOREIGN = ("", "task = 3", "lr = 0.1", 'task = "reversal"\ncolour = 3', "[tool]\nversion = 1979-05-27", "= 3")
-
-
-@pytest.mark.parametrize("text", FOREIGN)
-def test_a_training_toml_of_something_else_is_left_alone(text, tmp_path, capsys):
-    (tmp_path / "training.toml").write_text(text)
-    for more in ([], ["--overwrite"], ["--resume"]):
-        assert train(tmp_path, "--steps", "2", *more) == 2
-        said = capsys.readouterr().err
-        assert "training.toml is" in said and said.count("\n") == 1
-    assert tree(tmp_path) == {"training.toml": text.encode()}
-
-
-def test_no_argument_has_a_nul(capsys):
-    for command in ("analyze", "score", "train", "figures", "compare"):
-        assert main([command, "--out", "a\0b"]) == 2
-        assert "a\\x00b has a NUL character" in capsys.readouterr().err
 
 
 # A state that was changed
@@ -270,13 +247,14 @@ def test_figures_on_a_full_disk_are_one_line(tmp_path):
 
     def draw() -> int:
         full(3000)
-        return main(["figures", "hope", "--no-zoo", "--fast", "--experiment", "copying", *checkpoint])
+        return main(["figures", "hope", "--no-zoo", "--fast", "--set", "count=2", "--experiment", "copying", *checkpoint])
 
     done = forked(draw, tmp_path)
     assert done.returncode == 2 and "File too large" in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert not list(tmp_path.rglob("*.nc"))
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_full_standard_output_costs_what_is_printed_and_nothing_else(tmp_path):
     with open("/dev/full", "w") as nowhere:
         done = forked(lambda: main([*SHORT, "--out", "o"]), tmp_path, nowhere)
@@ -327,6 +305,7 @@ class Late:
 }
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("measures", ["positions,late", "late"])
 def test_a_measure_that_cannot_conclude_loses_nothing(measures, tmp_path, monkeypatch, capsys):
     install(tmp_path, PLUGIN)
@@ -390,7 +369,7 @@ def test_a_page_is_the_same_bytes_from_memory_and_from_the_file(tmp_path):
     task = ri.tasks.make_task("reversal")
     run = ri.analyze(
         ri.load("reversal/repo"), task.prompts(2, seed=0, test_set="3"), ["positions", "patterns"],
-        experiments=["perturbation"], task=task,
+        experiments=[ri.experiments.Perturbation(gammas=(0.5,), l_maxes=(2,))], task=task,
     )  # fmt: skip
     ri.write_run(run, tmp_path / "run.nc")
     read = ri.read_run(tmp_path / "run.nc")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 from places import OFFICIAL
 
@@ -77,6 +78,33 @@ def random_inputs(
         window=window,
         tokens=torch.randint(3, 12, (prompts, tokens), generator=generator),
     )
+
+
+def with_holes(inputs: AttentionInputs) -> AttentionInputs:
+    """Two prompts with padding on the right, on the left, and a token left out; NaN there."""
+    tokens = inputs.valid.shape[1]
+    valid = torch.ones(inputs.valid.shape, dtype=torch.bool)
+    valid[0, tokens - 4 :] = valid[1, :5] = valid[1, tokens // 2] = False
+    hidden = ~valid[:, None, :, None]
+    return replace(
+        inputs,
+        valid=valid,
+        queries=inputs.queries.masked_fill(hidden, torch.nan),
+        keys=inputs.keys.masked_fill(hidden, torch.nan),
+        positions=None if inputs.positions is None else inputs.positions.masked_fill(hidden[..., 0], torch.nan),
+    )
+
+
+devices = pytest.mark.parametrize(
+    "device",
+    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))],
+)
+
+
+def on(inputs: AttentionInputs, device: str) -> AttentionInputs:
+    """The same inputs on a device."""
+    tensors = ("queries", "keys", "positions", "frequencies", "valid", "prompts", "tokens")
+    return replace(inputs, **{name: value.to(device) for name in tensors if (value := getattr(inputs, name)) is not None})
 
 
 def cope_inputs(p_max=9, weight=None, queries=None, gate_features=None, **shape):

@@ -9,8 +9,6 @@ A file is a kind of input. Its `command` is what is typed, unless a case has its
     set = "patterns.epsilon=nan"      put behind the command, as `flags` are: whatever is typed beside it
     line = "..."                      what is said, whole; N is the memory of the machine; <measures>,
                                       <experiments> and <shipped> are the names there are
-
-`python -m tests.bad_inputs` writes how many of each kind are refused as they should be, as JSON.
 """
 
 from __future__ import annotations
@@ -22,8 +20,6 @@ import os
 import re
 import shlex
 import shutil
-import sys
-import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -97,19 +93,6 @@ def said(case: Case, directory: Path) -> str:
     return re.sub(r"and there are [\d,]+; ask", "and there are N; ask", text[:-1])
 
 
-def tally() -> dict[str, dict[str, int]]:
-    """By kind, how many cases are refused as they should be, and how many are not."""
-    counts: dict[str, dict[str, int]] = {}
-    for case in cases():
-        with tempfile.TemporaryDirectory() as directory:
-            try:
-                passed = said(case, Path(directory)) == case.line
-            except Exception:
-                passed = False
-        counts.setdefault(case.kind, {"passed": 0, "failed": 0})["passed" if passed else "failed"] += 1
-    return counts
-
-
 def _write(case: Case, directory: Path) -> None:
     given = case.given
     if "config" in given or any(word == "checkpoint" for word in case.command):
@@ -168,7 +151,3 @@ def _expanded(word: Any) -> str:
 
 def _listing(directory: Path) -> set[str]:
     return {str(path.relative_to(directory)) for path in directory.rglob("*")}
-
-
-if __name__ == "__main__":
-    json.dump(tally(), sys.stdout, indent=1)

@@ -85,9 +85,14 @@ def repositioned(variant, family="llama"):
     return model
 
 
-def bridge_for(task, scheme="repo@1"):
+def model_for(task, scheme="repo@1"):
+    """A tiny decoder with the tokens and the training length of a task."""
     torch.manual_seed(0)
     stock = tiny("llama")
     stock.resize_token_embeddings(task.vocabulary_size, mean_resizing=False)
     stock.config.max_position_embeddings = task.training_length
-    return ri.bridge(ri.reposition(stock, scheme))
+    return ri.reposition(stock, scheme)
+
+
+def bridge_for(task, scheme="repo@1"):
+    return ri.bridge(model_for(task, scheme))

@@ -68,7 +68,7 @@ def _become(work: Callable[[], int | None], folder: Path | None, stdout: int, st
     try:
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
-        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
         torch.set_num_threads(1)
         os.chdir(folder or ".")
         code = work()

@@ -13,6 +13,7 @@ import pytest
 import torch
 import xarray as xr
 from attention_inputs import OFFICIAL
+from drawn import without_pictures
 from families import tiny
 from forked import Forked, say
 from numpy.testing import assert_allclose, assert_array_equal
@@ -52,7 +53,8 @@ def prompts_file(tmp_path_factory):
 def results(prompts_file, tmp_path_factory):
     """What `repo-interp analyze` makes of the authors' checkpoint."""
     directory = tmp_path_factory.mktemp("runs") / "first"
-    assert main(["analyze", *AUTHORS, "--prompts", str(prompts_file), "--out", str(directory)]) == 0
+    with without_pictures():
+        assert main(["analyze", *AUTHORS, "--prompts", str(prompts_file), "--out", str(directory)]) == 0
     return directory
 
 
@@ -101,6 +103,7 @@ def test_report_and_figures_are_there(results):
     assert sorted(path.name for path in results.iterdir()) == ["figures", "report.html", "run.nc"]
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_an_output_that_is_there_is_replaced_only_when_asked_and_then_by_the_same_bytes(results, prompts_file, tmp_path, capsys):
     again = shutil.copytree(results, tmp_path / "again")
     command = ["analyze", *AUTHORS, "--prompts", str(prompts_file), "--out", str(again)]
@@ -114,18 +117,7 @@ def test_an_output_that_is_there_is_replaced_only_when_asked_and_then_by_the_sam
         assert path.read_bytes() == (results / path.relative_to(again)).read_bytes(), path.name
 
 
-def test_batches_do_not_change_the_numbers(results, prompts_file):
-    alone = ri.read_run(results)
-    bridge = ri.load(OFFICIAL / "repo_mha")
-    prompts = ri.read_prompts(prompts_file, vocab_size=bridge.cfg.d_vocab)
-    rows = ri.measures.AttentionMass(rows="generated")
-    together = ri.analyze(bridge, prompts, ("positions", "patterns", rows), batch_size=3)
-    for group in ("positions", "patterns", "attention_mass"):
-        for name, array in alone[group].data_vars.items():
-            if array.dtype.kind == "f":
-                assert_allclose(together[group][name], array, atol=1e-4, err_msg=name)
-
-
+@pytest.mark.usefixtures("no_pictures")
 def test_layers_and_heads_asked_for_are_those_measured(results, prompts_file, tmp_path):
     options = ["--layers", "2-3", "--heads", "3,1", "--measures", "positions,attention_mass", "--out", str(tmp_path / "part")]
     assert main(["analyze", *AUTHORS, "--prompts", str(prompts_file), *options]) == 0
@@ -136,41 +128,6 @@ def test_layers_and_heads_asked_for_are_those_measured(results, prompts_file, tm
         assert_allclose(part[group][name], whole[group][name].sel(layer=[2, 3], head=[1, 3]), atol=1e-5)
 
 
-def test_a_directory_with_other_things_is_left_alone(prompts_file, tmp_path, capsys):
-    (tmp_path / "thesis.tex").write_text("years of work")
-    command = ["analyze", *REPO_MHA, "--prompts", str(prompts_file), "--out", str(tmp_path), "--overwrite"]
-    assert main(command) == 2
-    assert "holds other things (thesis.tex)" in capsys.readouterr().err
-    assert (tmp_path / "thesis.tex").read_text() == "years of work"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--measures", "positions,entropy"], "there is no measure 'entropy'; there are positions, patterns"),
-        (["--layers", "4-6"], "layer 6 was asked for; the model's are 0 to 5"),
-        (["--heads", "4"], "head 4 was asked for; the model's are 0 to 3"),
-        (["--device", "quantum"], "device 'quantum' is not available here"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused_and_leave_nothing(options, message, prompts_file, tmp_path, capsys):
-    assert main(["analyze", *REPO_MHA, "--prompts", str(prompts_file), "--out", str(tmp_path / "out"), *options]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
-    assert not (tmp_path / "out").exists()
-
-
-def test_broken_prompts_are_refused_in_one_line_that_names_the_file(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "prompts.jsonl").write_text('{"tokens": [1, 2')
-    assert main(["analyze", *REPO_MHA, "--prompts", "prompts.jsonl", "--out", "out"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("repo-interp analyze: prompts.jsonl, line 1: ") and error.count("\n") == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["prompts.jsonl"]
-    assert main(["analyze", *REPO_MHA, "--prompts", "none.jsonl"]) == 2
-    assert "none.jsonl" in capsys.readouterr().err
-
-
 def test_without_prompts_and_tokenizer_there_is_nothing_to_make_prompts_of(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["analyze", str(OFFICIAL / "repo_mha")]) == 2
@@ -178,6 +135,7 @@ def test_without_prompts_and_tokenizer_there_is_nothing_to_make_prompts_of(tmp_p
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_prompts_without_generated_tokens_leave_the_mass_out(tmp_path, capsys):
     (tmp_path / "p.jsonl").write_text(json.dumps({"tokens": list(range(40))}) + "\n")
     command = ["analyze", *REPO_MHA, "--prompts", str(tmp_path / "p.jsonl"), "--out", str(tmp_path / "out")]
@@ -333,43 +291,6 @@ def test_a_store_gives_back_what_was_computed_and_nothing_of_another_question(tm
     with pytest.warns(OtherQuestion, match="another question"):
         other = of("two")
     assert other.get_or_compute({"batch-0": lambda: Observation({})}, form=BATCHES)["batch-0"].statistics == {}
-
-
-@pytest.mark.parametrize("content", [b"", b"not netcdf at all", None])
-def test_what_is_no_run_is_refused(content, tmp_path):
-    if content is not None:
-        (tmp_path / "run.nc").write_bytes(content)
-    with pytest.raises(ri.InputError, match=r"is not a run file|there is no run at"):
-        ri.read_run(tmp_path / "run.nc")
-
-
-def test_a_measure_of_ones_own_is_analysed_like_ours():
-    from dataclasses import dataclass
-
-    from repo_interp.measures.labels import described, of_layer
-    from repo_interp.measures.statistics import Statistics
-
-    @dataclass(frozen=True)
-    class MeanNorm:
-        name: str = "mean_norm"
-        required_spans: tuple[str, ...] = ()
-        parameters = {}  # noqa: RUF012
-
-        def observe(self, inputs, spans):
-            return Statistics(
-                per_prompt=xr.Dataset(
-                    {"norm": of_layer(inputs, ("prompt", "layer", "head"), inputs.queries.norm(dim=-1).mean(-1))}
-                )
-            )
-
-        def conclude(self, statistics):
-            return xr.Dataset({"norm": described(statistics.per_prompt["norm"], "mean norm of the queries", "1")})
-
-    bridge = ri.bridge(ri.reposition(tiny("llama"), "repo@1"))
-    prompts = [Prompt(tokens=tuple(torch.randint(3, 64, (20,)).tolist())) for _ in range(3)]
-    run = ri.analyze(bridge, prompts, [MeanNorm(), "positions"], heads=[2])
-    assert run["mean_norm"]["norm"].shape == (3, 3, 1) and run["mean_norm"]["norm"]["head"].values.tolist() == [2]
-    assert run["positions"]["token_id"].sel(prompt=1).values.tolist() == list(prompts[1].tokens)
 
 
 def test_what_is_no_measure_no_experiment_and_no_batch_is_refused_in_a_line(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 
 import numpy as np
 import pytest
@@ -186,41 +185,6 @@ def test_positions_of_one_head_are_set_and_measured(layout, wrap):
         assert_close(during.sel(layer=1, head=head).values, before.sel(layer=1, head=head).values)
 
 
-@pytest.mark.parametrize("values", [lambda z: z + 7.5, lambda z: z])
-@pytest.mark.parametrize("head", [None, 1])
-def test_a_shift_of_all_positions_of_a_head_changes_nothing(values, head):
-    bridge = ri.bridge(ri.reposition(tiny("llama"), "repo"))
-    with torch.no_grad():
-        plain = bridge(TOKENS)
-        with ri.set_positions(bridge, 0, head, values), ri.set_positions(bridge, 1, head, values):
-            assert_close(bridge(TOKENS), plain, atol=2e-5, rtol=1e-5)
-
-
-def test_equal_positions_are_no_positions():
-    model = tiny("llama")
-    with torch.no_grad():
-        nope = ri.reposition(model, "nope")(TOKENS).logits
-        bridge = ri.bridge(ri.reposition(model, "rope"))
-        with ri.set_positions(bridge, 0, None, 5), ri.set_positions(bridge, 1, None, 0.0), ri.set_positions(bridge, 2, None, -1):
-            assert_close(bridge(TOKENS), nope, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("layout", "layer", "head", "values", "message"),
-    [
-        ("repo", 9, 0, 0, "layer 9 was asked for; the model's are 0 to 2"),
-        ("repo", 0, 4, 0, "head 4 was asked for; the model's are 0 to 3"),
-        ("repo", 0, 0, [1.0, 2.0], r"wanted positions that broadcast to \[2, 20\]"),
-        ("nope", 0, 0, 0, r"layer 0 \(nope\) rotates nothing"),
-        ("alibi", 0, 0, 0, r"layer 0 \(alibi\) rotates nothing"),
-    ],
-)
-def test_positions_that_cannot_be_set_are_refused(layout, layer, head, values, message):
-    model = ri.reposition(tiny("llama"), layout)
-    with pytest.raises(ri.InputError, match=message), ri.set_positions(model, layer, head, values):
-        model(TOKENS)
-
-
 @pytest.mark.parametrize("layout", ["rope", "repo", "hope"])
 def test_backward_hooks_on_positions_fire(layout):
     bridge = ri.bridge(ri.reposition(tiny("llama"), layout))
@@ -267,12 +231,6 @@ def test_measures_are_names_of_ri():
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         ri.measures.Nothing  # noqa: B018
     assert ri.interventions.set_positions is ri.set_positions
-
-
-def test_a_text_within_the_length_warns_of_nothing(niah, task_prompts):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        niah.to_tokens(task_prompts[0].text)
 
 
 def test_the_last_tokens_are_those_that_cover_text_also_where_a_character_has_several():
@@ -339,6 +297,7 @@ def test_arguments_of_another_kind_are_refused_in_one_line(niah, task_prompts, t
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("checkpoint", ["reversal/repo", "reversal/rope"])
 def test_analyze_has_the_defaults_of_the_command(checkpoint, tmp_path):
     """Prompts, measures, experiments and every number."""

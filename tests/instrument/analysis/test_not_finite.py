@@ -17,7 +17,6 @@ from repo_interp.errors import InputError, NotFinite
 from repo_interp.experiments.responses import forced_responses, generated_responses
 from repo_interp.measures.labels import described, of_layer
 from repo_interp.measures.statistics import Statistics
-from repo_interp.models.checkpoints import device_named
 from repo_interp.models.reposition import attentions
 from repo_interp.plots.pages.report import write_report
 from repo_interp.tasks.prompt import Prompt
@@ -191,9 +190,3 @@ def test_what_no_machine_holds_is_refused_before_it_is_tried():
     ):
         require_memory(1.024e18, "a run")
     require_memory(1.0, "a run")
-
-
-@pytest.mark.parametrize("name", ["meta", "bogus", "", "cpu:x"])
-def test_devices_that_are_not_there_are_refused(name):
-    with pytest.raises(InputError, match=f"^device {name!r} is not available here"):
-        device_named(name)

@@ -4,38 +4,31 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
-import subprocess
-import sys
+import warnings
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
-import torch
 import xarray as xr
-from places import SUPPORT
-from processes_program import prompts
+from accelerate import PartialState
+from forked import Forked, forked
+from places import tree
 
 import repo_interp as ri
 from repo_interp import processes
 from repo_interp.analysis.publication import stage
+from repo_interp.analysis.score import task_of
 from repo_interp.cli import main
 from repo_interp.errors import InputError
 from repo_interp.files import unsealed
 from repo_interp.side_by_side import SideBySide, batches
-from repo_interp.store import Damaged, OtherQuestion
-from repo_interp.tasks import make_task
+from repo_interp.store import OtherQuestion
 
 ANALYZE = (
-    "analyze",
-    "niah/repo",
-    "--length",
-    "96",
-    "--count",
-    "5",
-    "--batch-size",
-    "2",
-    "--measures",
-    "attention_mass,predictions",
+    *("analyze", "niah/repo", "--length", "96", "--count", "5", "--batch-size", "2"),
+    *("--measures", "attention_mass,predictions"),
 )
 SCORE = ("score", "reversal/rope", "--test-sets", "2,5", "--count", "20", "--batch-size", "8")
 BAD = ("analyze", "niah/repo", "--measures", "entropy")
@@ -50,43 +43,54 @@ def launcher() -> dict[str, str]:
     return {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
+def of_rank(rank: int, launched: dict[str, str]) -> None:
+    """Make this forked process one of two that a launcher started."""
+    warnings.simplefilter("default")
+    os.environ.update(launched | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+    PartialState._reset_state()
+
+
+def prompts(bridge):
+    """Prompts of several lengths, more than there are processes."""
+    task = task_of(bridge)
+    return [prompt for name in ("96", "128") for prompt in task.prompts(4, seed=2, test_set=name)]
+
+
+def work_together(rank: int, launched: dict[str, str], directory: Path) -> None:
+    """Four commands, what all processes share, then an analysis during which the second process is killed."""
+    of_rank(rank, launched)
+    commands = [[*ANALYZE, "--out", str(directory / "run")], [*SCORE, "--out", str(directory / "scores")], BAD, DIFFERENT]
+    with processes.together():
+        codes = [main([word.replace("RANK", str(rank)) for word in command]) for command in commands]
+        (directory / f"codes-{rank}.json").write_text(json.dumps(codes))
+        first = processes.from_first(lambda: rank)
+        shared = processes.spread(list("abc"), lambda letter: letter * 2 + str(processes.count()))
+        (directory / f"shared-{rank}.json").write_text(json.dumps([first, shared]))
+        bridge = ri.zoo("niah/rope")
+
+        def die(done: int, total: int) -> None:
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        try:
+            ri.analyze(bridge, prompts(bridge), ["positions", "components"], store=directory / "store", progress=die)
+        except processes.Deserted as deserted:
+            (directory / "deserted").write_text(str(deserted))
+
+
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory):
-    """The directory that two processes leave, their exit codes, and what both wrote to standard error."""
-    directory = tmp_path_factory.mktemp("launched")
-    commands = [
-        [*ANALYZE, "--out", str(directory / "run")],
-        [*SCORE, "--out", str(directory / "scores")],
-        list(BAD),
-        list(DIFFERENT),
-    ]
-    together = launcher()
-    program = [sys.executable, str(SUPPORT / "processes_program.py"), str(directory), json.dumps(commands)]
-    both = [
-        subprocess.Popen(
-            program,
-            env=os.environ
-            | together
-            | {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": str(torch.get_num_threads())},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    said = [process.communicate(timeout=600) for process in both]
-    return directory, [process.returncode for process in both], said
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    """All files below `directory`."""
-    return {str(path.relative_to(directory)): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
+    """The directory that two processes leave, their exit codes, and what both wrote to standard output and standard error."""
+    directory, environment = tmp_path_factory.mktemp("launched"), launcher()
+    both = [Forked(lambda rank=rank: work_together(rank, environment, directory)) for rank in range(2)]
+    ended = [process.wait() for process in both]
+    return directory, [done.returncode for done in ended], [(done.stdout, done.stderr) for done in ended]
 
 
 @pytest.mark.parametrize(("name", "command"), [("run", ANALYZE), ("scores", SCORE)])
 def test_two_processes_leave_the_bytes_of_one(launched, tmp_path, name, command):
-    assert main([*command, "--out", str(tmp_path / name)]) == 0
-    alone, together = contents(tmp_path / name), contents(launched[0] / name)
+    assert forked(lambda: main([*command, "--out", str(tmp_path / name)])).returncode == 0
+    alone, together = tree(tmp_path / name), tree(launched[0] / name)
     assert len(alone) >= 3 and together.keys() == alone.keys()
     assert [path for path in alone if together[path] != alone[path]] == []
 
@@ -105,7 +109,7 @@ def test_different_commands_are_refused_by_every_process(launched):
         "repo-interp analyze: process 0 was given 'analyze niah/repo --seed 0', process 1 'analyze niah/repo --seed 1'; "
         "launch the same command in all of them"
     )
-    assert all(line in errors.splitlines() for _, errors in launched[2])
+    assert all(line in errors.splitlines() for _, errors in launched[2]), launched[2]
 
 
 @pytest.mark.parametrize(
@@ -134,12 +138,14 @@ def test_an_environment_that_no_launcher_leaves_is_refused(wrong, said, monkeypa
 
 def test_a_process_whose_partner_never_comes_says_that_it_waits_and_ends(tmp_path):
     """Found: it was silent, and in the end came a stack of C++."""
-    program = (
-        "import sys; from datetime import timedelta; from repo_interp import processes; from repo_interp.cli import main; "
-        "processes._MEETING, processes._SILENCE = timedelta(seconds=3), 0.1; sys.exit(main(sys.argv[1:]))"
-    )
-    environment = os.environ | launcher() | {"RANK": "1", "LOCAL_RANK": "1"}
-    done = subprocess.run([sys.executable, "-c", program, *BAD], env=environment, capture_output=True, text=True, cwd=tmp_path)
+    environment = launcher()
+
+    def wait_in_vain() -> int:
+        of_rank(1, environment)
+        processes._MEETING, processes._SILENCE = timedelta(seconds=3), 0.1
+        return main(list(BAD))
+
+    done = forked(wait_in_vain, tmp_path)
     waits, ends = [line for line in done.stderr.splitlines() if line.startswith("repo-interp")]
     others = f"the other processes of this command (2 in all) at 127.0.0.1:{environment['MASTER_PORT']}"
     assert (done.returncode, waits) == (130, f"repo-interp analyze waits for {others}, for up to 0 min")
@@ -149,7 +155,7 @@ def test_a_process_whose_partner_never_comes_says_that_it_waits_and_ends(tmp_pat
 def test_every_process_gets_all_results_in_order(launched):
     for rank in range(2):
         first, shared = json.loads((launched[0] / f"shared-{rank}.json").read_text())
-        assert first == "0" and shared == ["aa1", "bb1", "cc1"]  # within the work each is alone
+        assert first == 0 and shared == ["aa1", "bb1", "cc1"]  # within the work each is alone
 
 
 def test_a_process_that_dies_leaves_what_another_goes_on_with(launched, tmp_path):
@@ -171,20 +177,21 @@ def test_a_process_that_dies_leaves_what_another_goes_on_with(launched, tmp_path
     xr.testing.assert_identical(again, ri.analyze(bridge, given, ["positions", "components"]))
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_resume_goes_on_draws_and_leaves_alone_what_is_finished(tmp_path, capsys):
     out = tmp_path / "out"
     command = [*SCORE, "--out", str(out)]
     for words, told in ((["--resume", "--overwrite"], "give one of them"), ([], "")):
         assert main([*command, *words]) == (2 if told else 0)
         assert told in capsys.readouterr().err
-    finished = contents(out)
+    finished = tree(out)
     assert main([*command, "--resume"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "is finished: scores of " in said and contents(out) == finished
+    assert "is finished: scores of " in said and tree(out) == finished
     (out / "report.html").unlink()
     assert stage(out) == "measured"
     assert main([*command, "--resume"]) == 0
-    assert contents(out) == finished
+    assert tree(out) == finished
     assert main([*SCORE, "--resume"]) == 2
     assert "give --out" in capsys.readouterr().err
 
@@ -247,10 +254,11 @@ def test_automatic_batches_follow_lengths_and_memory(monkeypatch):
         xr.testing.assert_allclose(together["components"][name], values, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_resume_refuses_the_results_of_another_checkpoint_or_command(tmp_path, capsys):
     out = ["--out", str(tmp_path / "out")]
     assert main(["analyze", "reversal/rope", "--measures", "positions", "--length", "3", "--count", "1", *out]) == 0
-    finished = contents(tmp_path / "out")
+    finished = tree(tmp_path / "out")
     for command, said in (
         (["analyze", "reversal/nope"], "holds results of another checkpoint"),
         (["analyze", "no/such"], "no/such"),
@@ -258,9 +266,10 @@ def test_resume_refuses_the_results_of_another_checkpoint_or_command(tmp_path, c
     ):
         assert main([*command, *out, "--resume"]) == 2
         assert said in " ".join(capsys.readouterr().err.split())
-    assert contents(tmp_path / "out") == finished
+    assert tree(tmp_path / "out") == finished
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_resume_refuses_a_finished_run_of_another_question(tmp_path, capsys, monkeypatch):
     """Found: it said what the run holds, and ended with 0."""
     monkeypatch.chdir(tmp_path)
@@ -268,7 +277,7 @@ def test_resume_refuses_a_finished_run_of_another_question(tmp_path, capsys, mon
     prompts.write_text('{"tokens": [1, 5, 9, 4]}\n')
     begun = ["analyze", "reversal/rope", "--measures", "positions", "--prompts", "prompts.jsonl", "--out", "out"]
     assert main(begun) == 0 and main([*begun, "--resume", "--batch-size", "2"]) == 0
-    finished = contents(Path("out"))
+    finished = tree(Path("out"))
     capsys.readouterr()
 
     def refused(*more: str) -> str:
@@ -282,7 +291,7 @@ def test_resume_refuses_a_finished_run_of_another_question(tmp_path, capsys, mon
     assert "--layers was not given, now 0,1" in refused("--layers", "0,1")
     prompts.write_text('{"tokens": [1, 5, 9, 5]}\n')
     assert "--prompts was another file or folder (" in refused()
-    assert contents(Path("out")) == finished
+    assert tree(Path("out")) == finished
     run = ri.read_run("out")
     assert str(tmp_path) not in run.attrs["asked"] and "prompts.jsonl" not in run.attrs["asked"]
     del run.attrs["asked"]
@@ -293,6 +302,7 @@ def test_resume_refuses_a_finished_run_of_another_question(tmp_path, capsys, mon
     assert "--count was 2, now 3" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_what_is_kept_of_another_question_is_not_thrown_away_without_a_word(tmp_path, capsys):
     out, question = tmp_path / "out", ["analyze", "reversal/rope", "--measures", "positions", "--length", "3"]
     store = out / ".batches"
@@ -304,20 +314,3 @@ def test_what_is_kept_of_another_question_is_not_thrown_away_without_a_word(tmp_
     assert (store / "batch-00000.nc").read_text() == "statistics"
     assert main([*question, "--count", "1", "--out", str(out), "--overwrite"]) == 0
     assert "another question" in " ".join(capsys.readouterr().out.split()) and not store.exists()
-
-
-def test_a_batch_that_was_damaged_is_observed_again(tmp_path):
-    bridge = ri.zoo("reversal/repo")
-    given = make_task("reversal").prompts(4, 0, "3")
-
-    def stop(run):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        ri.analyze(bridge, given, ["positions"], store=tmp_path / "store", finished=stop)
-    first, *others = sorted((tmp_path / "store").glob("batch-*.nc"))
-    assert others
-    first.write_bytes(first.read_bytes()[:100])
-    with pytest.warns(Damaged, match=r"batch-00000.nc is damaged"):
-        again = ri.analyze(bridge, given, ["positions"], store=tmp_path / "store")
-    xr.testing.assert_identical(again, ri.analyze(bridge, given, ["positions"]))

@@ -13,12 +13,14 @@ import pytest
 import xarray as xr
 from forked import Forked, forked, say
 from packages import install
-from run_fixture import small_run
+from places import tree
 
 import repo_interp as ri
 from repo_interp.analysis.publication import COMPARISON, claimed
 from repo_interp.cli import main
 from repo_interp.run import make_run
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 def tiny_run(value: float = 1.0) -> xr.DataTree:
@@ -46,11 +48,6 @@ def start(out: Path | None, folder: Path) -> Forked:
         return Forked(hold, folder)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-
-
-def tree(directory: Path) -> dict[str, bytes]:
-    """Every file below `directory`, by its path."""
-    return {str(path.relative_to(directory)): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
 
 
 def test_processes_without_out_choose_different_directories(tmp_path):
@@ -227,15 +224,12 @@ odd = "odd_extras:figures"
             name: str = "odd"
             required_spans: tuple[str, ...] = ()
             how: str = "raise"
-            leave: int = 0
 
             @property
             def parameters(self):
                 return {"how": self.how}
 
             def observe(self, inputs, spans):
-                if self.leave:
-                    sys.exit(0)
                 values = torch.ones(inputs.queries.shape[:2])
                 return Statistics(per_prompt=xr.Dataset({"one": of_layer(inputs, ("prompt", "layer", "head"), values)}))
 
@@ -276,18 +270,3 @@ def test_a_figure_of_another_package_that_fails_costs_itself_alone(how, reason, 
     assert {"position_ranges.png", "odd_first.png"} <= figures
     assert "Positions, head by head" in (plugin / "out" / "report.html").read_text()
     assert sorted(os.listdir(plugin / "out")) == ["figures", "report.html", "run.nc"]
-
-
-def test_a_measure_of_another_package_that_ends_the_program_is_no_success(plugin, capsys):
-    command = ["analyze", "reversal/repo", "--length", "8", "--count", "1", "--measures", "odd", "--set", "odd.leave=1"]
-    assert main([*command, "--out", str(plugin / "out")]) == 1
-    assert "code of the package odd-extras failed" in capsys.readouterr().err
-    assert not (plugin / "out").exists()
-
-
-def test_a_small_run_has_no_failures(tmp_path):
-    from repo_interp.plots.pages.report import write_report
-
-    with claimed(tmp_path / "out", "") as results:
-        published = results.publish(small_run(), write_report)
-    assert published.failures == () and published.figures > 9 and all(file.is_file() for file in published.files)

@@ -5,6 +5,8 @@ Goldens: official/expected_analysis.npz, float64 NumPy from the arrays of the or
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from attention_inputs import OFFICIAL
@@ -14,14 +16,17 @@ import repo_interp as ri
 from repo_interp.tasks import Prompt
 
 ANALYSIS = np.load(OFFICIAL / "expected_analysis.npz")
-CHECKPOINTS = ["repo_mha", "repo_scaled", "multihead_continuous", "rope_none", "nope"]
+CHECKPOINTS = ["repo_mha", "repo_scaled", "repo_scaled_yarn4", "multihead_continuous", "rope_none", "nope"]
 
 
 @pytest.fixture(scope="module", params=CHECKPOINTS)
 def analysed(request, tmp_path_factory):
     """Name and run of a checkpoint, analysed on the authors' prompts and read back from its file."""
     name, file = request.param, tmp_path_factory.mktemp(request.param) / "run.nc"
-    tokens = np.load(OFFICIAL / name / "expected.npz")["input_ids"]
+    directory, *_ = name.partition("_yarn4")
+    overrides = json.loads((OFFICIAL / "repo_scaled" / "rope_overrides.json").read_text())
+    given = {} if directory == name else {"rope_scaling": overrides["yarn4"]["rope_scaling"]}
+    tokens = np.load(OFFICIAL / directory / ("expected_yarn4.npz" if given else "expected.npz"))["input_ids"]
     # The goldens rotate NoPE layers as if they were RoPE with the checkpoint's base; by definition their r is 1.
     measures = [
         ri.measures.Positions(),
@@ -29,7 +34,8 @@ def analysed(request, tmp_path_factory):
         ri.measures.ThreeAxis(axes="first_prompt", extras=("attention",)),
         ri.measures.FakeDistance(nope_base=500_000),
     ]
-    ri.write_run(ri.analyze(ri.load(OFFICIAL / name), [Prompt(tokens=tuple(row.tolist())) for row in tokens], measures), file)
+    bridge = ri.load(OFFICIAL / directory, **given)
+    ri.write_run(ri.analyze(bridge, [Prompt(tokens=tuple(row.tolist())) for row in tokens], measures), file)
     return name, ri.read_run(file)
 
 
@@ -76,15 +82,12 @@ def test_three_axis_coefficients(analysed):
 
 
 def test_component_curves_of_the_first_prompt():
-    from repo_interp.measures.components import Components
-    from repo_interp.tasks.prompt import Prompt
-
     bridge = ri.load(OFFICIAL / "repo_mha")
     tokens = np.load(OFFICIAL / "repo_mha" / "expected.npz")["input_ids"][0]
-    run = ri.analyze(bridge, [Prompt(tokens=tuple(tokens.tolist()))], [Components(curves="head")])
+    run = ri.analyze(bridge, [Prompt(tokens=tuple(tokens.tolist()))], [ri.measures.Components(curves="head")])
     expected = ANALYSIS["repo_mha/component_curves_seq0"]
     group = run["components"]
-    by_head = next(v for k, v in group.data_vars.items() if "head" in v.dims and {"component", "distance"} <= set(v.dims))
+    by_head = group["head_component_by_distance"]
     assert_allclose(
         by_head.transpose("layer", "head", "component", "distance"), expected[:, :, :8], atol=1e-3
     )  # the goldens are float32

@@ -7,14 +7,34 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from bad_inputs import TINY, Case, cases, said
 from forked import forked
 
 from repo_interp.cli import main
+from repo_interp.models import load as loading
 
 CASES = cases()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded_once():
+    """A checkpoint that ships is loaded once for all cases that name it: a refusal leaves a model as it was."""
+    kept: dict[str, object] = {}
+
+    def once(path, **options):
+        if not Path(path).is_absolute():  # of the case's own folder
+            return load(path, **options)
+        key = repr((path, options))
+        kept[key] = kept.get(key) or load(path, **options)
+        return kept[key]
+
+    load = loading.load
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "load", once)
+        yield
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

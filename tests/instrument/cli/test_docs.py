@@ -74,6 +74,7 @@ def test_nothing_is_left_out():
     assert [page.name for page in PAGES if page.name != "README.md" and f"({page.name})" not in read("README.md")] == []
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("name", ["../README.md", "python.md", "run_file.md", "tasks.md", "zoo.md"])
 def test_the_python_of_a_page_runs_from_top_to_bottom(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -96,6 +97,7 @@ def test_the_commands_of_a_page_are_commands(page):
         assert _parser(words).parse_args(words).command == words[0], line
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_the_commands_of_the_readme_run(tmp_path, monkeypatch, capsys):
     """On a checkpoint that ships, and beside the run that `make figures` leaves; what `make analyze` calls is tested as its default.
 

@@ -87,7 +87,11 @@ def test_layouts(text, layers):
     assert schemes is None or (len(schemes) == layers and set(schemes) <= set(SCHEMES))
 
 
-@given(st.lists(st.sampled_from([scheme for scheme in SCHEMES if scheme != "learned"]), min_size=1, max_size=12).map(tuple))
+several = st.lists(st.sampled_from([scheme for scheme in SCHEMES if scheme != "learned"]), min_size=1, max_size=12).map(tuple)
+patterns = st.sampled_from([*SCHEMES, "r2n1", "n2r1", "repo@1/3", "hope@1/2", "r2n1@1/3", "n2r1@1/3"])
+
+
+@given(several | st.builds(parse_layout, patterns, st.integers(1, 16)))
 def test_layouts_are_read_back(schemes):
     assert parse_layout(format_layout(schemes), len(schemes)) == schemes
 
@@ -183,7 +187,7 @@ def test_configurations(place, base, changes, without, inside):
     assert checkpoint is None or len(checkpoint.layout) == checkpoint.config.num_hidden_layers > 0
 
 
-@given(st.lists(st.sampled_from([scheme for scheme in SCHEMES if scheme != "learned"]), min_size=1, max_size=6).map(tuple))
+@given(several)
 def test_configurations_are_read_back(place, schemes):
     from transformers import LlamaConfig
 

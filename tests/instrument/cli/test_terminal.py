@@ -103,14 +103,7 @@ def test_default_measures_follow_the_checkpoint(layout, groups):
     assert set(measures) == set(analyze(bridge, prompts, measures).children) == groups
 
 
-def test_layers_are_refused_before_anything_is_announced(tmp_path, capsys):
-    (tmp_path / "p.jsonl").write_text('{"tokens": [3, 4, 5, 6]}\n')
-    words = ["analyze", str(OFFICIAL / "repo_mha"), "--prompts", str(tmp_path / "p.jsonl"), "--out", str(tmp_path / "out")]
-    assert main([*words, "--layers", "7"]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and "layer 7 was asked for" in captured.err and not (tmp_path / "out").exists()
-
-
+@pytest.mark.usefixtures("no_pictures")
 def test_figures_are_written_in_the_formats_that_are_asked_for(tmp_path, capsys):
     (tmp_path / "p.jsonl").write_text('{"tokens": [3, 4, 5, 6, 7, 8, 9, 10]}\n')
     words = ["analyze", str(OFFICIAL / "repo_mha"), "--prompts", str(tmp_path / "p.jsonl"), "--measures", "positions"]
@@ -121,6 +114,7 @@ def test_figures_are_written_in_the_formats_that_are_asked_for(tmp_path, capsys)
     assert "wanted formats of png, svg, pdf, not 'gif'" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_setting_names_its_owner_or_leaves_it_out(tmp_path, capsys):
     (tmp_path / "p.jsonl").write_text('{"tokens": [3, 4, 5, 6, 7, 8, 9, 10], "generated": [7]}\n')
     words = ["analyze", str(OFFICIAL / "repo_mha"), "--prompts", str(tmp_path / "p.jsonl"), "--measures", "patterns,positions"]

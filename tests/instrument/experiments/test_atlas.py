@@ -22,7 +22,6 @@ from repo_interp.experiments import Atlas
 from repo_interp.experiments.catalogue import planned
 from repo_interp.experiments.head_names import RULES, Rule, name_heads, null_of
 from repo_interp.models.load import fresh_twin
-from repo_interp.models.reposition import attentions
 from repo_interp.plots.catalogue import tables
 from repo_interp.plots.pages.report import write_report
 from repo_interp.plots.views.atlas import VIEW, clustered, embed, standardised
@@ -111,20 +110,10 @@ def run(runs) -> xr.DataTree:
     return runs["repo"]
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_the_command_writes_the_tables_and_the_page(tmp_path, capsys):
-    options = [
-        "--measures",
-        "three_axis",
-        "--experiments",
-        "atlas",
-        "--count",
-        "2",
-        "--set",
-        "atlas.twins=1",
-        "--set",
-        "atlas.sequences=2",
-    ]
-    assert main(["analyze", "reversal/nope", "--length", "4", *options, "--out", str(tmp_path / "out")]) == 0
+    options = "--measures three_axis --experiments atlas --count 2 --set atlas.twins=1 --set atlas.sequences=2"
+    assert main(["analyze", "reversal/nope", "--length", "4", *options.split(), "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out.replace("\n", "")
     assert "atlas.csv" in said and "Retrieval heads:" in said
     assert {"atlas.csv", "atlas.parquet", "run.nc", "report.html"} <= {file.name for file in (tmp_path / "out").iterdir()}
@@ -250,26 +239,6 @@ def test_results_with_a_table_can_be_replaced_and_lose_it(run, tmp_path):
     assert atlas_files.FILES == ("atlas.csv", "atlas.parquet")
 
 
-def test_an_interrupted_atlas_goes_on_where_it_stopped(tmp_path, monkeypatch):
-    bridge, prompts = ri.zoo("reversal/nope"), TASK.prompts(2, test_set="4")
-    small = Atlas(twins=2, sequences=2)
-    whole = ri.analyze(bridge, prompts, (), experiments=[small])
-    calls = []
-
-    def stop(name, done, total):
-        calls.append((name, done, total))
-        if done == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        ri.analyze(bridge, prompts, (), experiments=[small], store=tmp_path / "s", experiment_progress=stop)
-    assert calls == [("atlas", 1, 3), ("atlas", 2, 3)]
-    assert {file.name for file in (tmp_path / "s").rglob("*.json")} >= {"model.json", "twin-0.json"}
-    again = ri.analyze(bridge, prompts, (), experiments=[small], store=tmp_path / "s")
-    xr.testing.assert_identical(again["atlas"].to_dataset(), whole["atlas"].to_dataset())
-    assert not any(attention.observers for attention in attentions(bridge))
-
-
 def test_what_cannot_be_asked_is_refused():
     for name, value in (("prompts", 0), ("twins", -1), ("quantile", 1.5)):
         with pytest.raises(InputError, match=rf"atlas\.{name} is {value}; wanted"):
@@ -284,6 +253,7 @@ def test_what_cannot_be_asked_is_refused():
 # ---- comparison and page --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_twins_are_lined_up_head_by_head_with_their_names(runs, run, tmp_path):
     compared = ri.compare(list(runs.values()))
     name = compared["atlas"]["name"]
@@ -318,6 +288,7 @@ def alone(run: xr.DataTree, variables: list[str] | None = None) -> xr.DataTree:
     return tree
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_the_page_has_every_head_once_and_the_rules(run, tmp_path):
     data, left_out = embed(run, None)
     assert left_out == () and len(data["heads"]) == 16 == len(data["schemes"])
@@ -332,6 +303,7 @@ def test_the_page_has_every_head_once_and_the_rules(run, tmp_path):
     assert 'class="head-table"' in page and "reportSections.atlas" in page and "Heads by name" in page
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_reader_sorts_and_filters_the_table_and_opens_a_head(run, tmp_path):
     path = executable()
     if path is None:

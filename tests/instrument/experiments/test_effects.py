@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from drawn import without_pictures
 from families import CONFIGS, bridge_for, tiny
 from hooks import hooks_of
 from torch.testing import assert_close
@@ -114,17 +115,11 @@ def test_the_group_is_consistent(group):
 
 def test_what_is_measured_does_not_depend_on_who_stands_beside_whom(group, model):
     kinds = ("frozen", "permuted")
-    alone = effects(model, TASK, PROMPTS, kinds, draws=3, batch_size=1)
-    together = effects(model, TASK, PROMPTS, kinds, draws=3, batch_size=2)
-    xr.testing.assert_allclose(together["log_probability_change"], group["log_probability_change"].sel(kind=list(kinds)))
+    alone = effects(model, TASK, PROMPTS, kinds, draws=1, batch_size=1)
+    together = group.sel(kind=list(kinds))
     for name, array in alone.data_vars.items():
-        if (
-            name not in ("rank_correlation", "in_set", "set_effect", "control_effect")
-            and "set_" not in str(name)
-            and "control_" not in str(name)
-        ):
+        if name not in ("rank_correlation", "in_set") and "set_" not in str(name) and "control_" not in str(name):
             np.testing.assert_allclose(array, together[name], atol=1e-5, rtol=1e-4, err_msg=str(name))
-    xr.testing.assert_identical(effects(model, TASK, PROMPTS, kinds, draws=3, batch_size=2), together)
 
 
 def test_the_logit_difference_is_to_the_strongest_other_candidate(group, model):
@@ -177,13 +172,6 @@ def test_the_screening_is_exact_to_first_order(model):
         assert float(group["rank_correlation"].sel(screening=screening)) > 0.9
     still = effects(model, TASK, PROMPTS, ("scaled",), Strength(scale=1.0), draws=1)
     assert float(np.abs(still["effect"]).max()) < 1e-6 and float(np.abs(still["screened_effect"]).max()) == 0
-
-
-def test_parameters_and_hooks_are_as_before(group, model):
-    assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
-    before = hooks_of(model)
-    effects(model, TASK, PROMPTS[:1], ("frozen",), draws=1)
-    assert hooks_of(model) == before
 
 
 def test_of_many_heads_the_top_and_as_many_others_are_measured(model):
@@ -269,28 +257,6 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_run(message, mode
     assert message in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_stopped_in_the_midst_it_goes_on_with_finished_points(model, tmp_path):
-    whole = effects(model, TASK, PROMPTS, ("frozen",), draws=2, batch_size=2)
-    seen = []
-
-    def stop(done, total):
-        seen.append((done, total))
-        if done == 5:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        effects(model, TASK, PROMPTS, ("frozen",), draws=2, batch_size=2, progress=stop, store=Store(tmp_path))
-    assert len(list(tmp_path.glob("*.json"))) == 5 and seen[-1] == (5, 10)
-    passes = []
-    handle = decoder_of(model).embed_tokens.register_forward_hook(lambda *_: passes.append(1))
-    again = effects(model, TASK, PROMPTS, ("frozen",), draws=2, batch_size=2, store=Store(tmp_path))
-    resumed_passes, _ = len(passes), passes.clear()
-    effects(model, TASK, PROMPTS, ("frozen",), draws=2, batch_size=2)
-    handle.remove()
-    xr.testing.assert_identical(again, whole)
-    assert resumed_passes < len(passes)
-
-
 def test_the_cost_that_is_said_is_near_what_is_run(model):
     asked = Effects(kinds=("frozen", "permuted"), draws=4)
     (plan,) = planned(model, PROMPTS, (asked,), TASK)
@@ -310,7 +276,8 @@ def test_the_cost_that_is_said_is_near_what_is_run(model):
 def results(tmp_path_factory):
     directory = tmp_path_factory.mktemp("runs") / "effects"
     options = ["--measures", "positions", "--experiments", "effects", "--length", "12", "--count", "6", "--batch-size", "6"]
-    assert main(["analyze", "reversal/repo", *options, "--set", "effects.draws=4", "--out", str(directory)]) == 0
+    with without_pictures():
+        assert main(["analyze", "reversal/repo", *options, "--set", "effects.draws=4", "--out", str(directory)]) == 0
     return directory
 
 

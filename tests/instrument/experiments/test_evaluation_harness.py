@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+import warnings
 
 import torch
+from forked import forked
 from places import DOCS
 from transformers import AutoTokenizer
 
@@ -27,7 +27,7 @@ doc_to_target: label
 metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
 """
 PROGRAM = """
-import json, sys
+import json
 import repo_interp as ri
 from lm_eval.tasks import TaskManager
 %s
@@ -63,19 +63,21 @@ def test_the_harness_scores_a_model_of_ours(tmp_path):
         right.append(int(logits[choices].argmax()) == wanted)
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     (tmp_path / "words.yaml").write_text(TASK % json.dumps(str(tmp_path / "rows.jsonl")))
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM % documented()], capture_output=True, text=True, cwd=tmp_path, env=environment
-    )
+
+    def harness() -> None:
+        warnings.simplefilter("ignore")
+        os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")})
+        exec(PROGRAM % documented(), {})
+
+    done = forked(harness, tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == sum(right) / len(right)
     assert 0 < sum(right) < len(right)
     (logged,) = (tmp_path / "logs").rglob("samples_words_*.jsonl")
     read = ri.read_prompts(logged, tokenizer)
     assert [prompt.attributes["scores"] == {"acc": 1.0} for prompt in read] == right
-    for prompt, row in zip(
-        read, rows, strict=True
-    ):  # what was asked, then the right choice; the target stands among the words once
+    # what was asked, then the right choice; the target stands among the words once
+    for prompt, row in zip(read, rows, strict=True):
         answer = row["choices"][row["label"]]
         assert prompt.text == f"{row['question']} {answer}" and prompt.answers == (answer,)
         assert prompt.token_text is not None and prompt.generated == (len(prompt.tokens) - 1,)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from attention_inputs import OFFICIAL
+from drawn import without_pictures
 from families import bridge_for
 from hooks import hooks_of
 
@@ -16,11 +17,10 @@ from position_papers.zoo import zoo_path
 from repo_interp.analysis.trained_task import trained_task
 from repo_interp.cli import main
 from repo_interp.errors import InputError
-from repo_interp.experiments import Extrapolation, Perturbation
+from repo_interp.experiments import Atlas, Effects, Extrapolation, Perturbation, Saliency
 from repo_interp.experiments.catalogue import experiment_named, experiment_names, planned
 from repo_interp.experiments.perturbation import perturbation
 from repo_interp.experiments.prompt_sets import prompts_by_length, scoring_of
-from repo_interp.files import unsealed
 from repo_interp.models.checkpoints import identify, load_model
 from repo_interp.models.reposition import decoder_of
 from repo_interp.store import Store
@@ -44,7 +44,8 @@ def results(tmp_path_factory):
     options = ["--measures", "maps,three_axis", "--experiments", "perturbation,extrapolation,saliency", "--count", "4"]
     parameters = ["perturbation.gammas=0.1,0.5", "perturbation.l_maxes=2", "extrapolation.sequences=4", "saliency.steps=2"]
     given = [part for parameter in parameters for part in ("--set", parameter)]
-    assert main(["analyze", "reversal/repo", *options, *given, "--out", str(directory)]) == 0
+    with without_pictures():
+        assert main(["analyze", "reversal/repo", *options, *given, "--out", str(directory)]) == 0
     return directory
 
 
@@ -80,17 +81,13 @@ def test_figures_and_sections_are_there(results):
     assert 'alt="Perturbation task score"' in page and 'alt="Three axis, layer ' not in page, "the page has these as charts"
 
 
-def prompts_file(directory, prompts):
-    (directory / "p.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
-    return ["--prompts", str(directory / "p.jsonl"), "--out", str(directory / "out"), "--measures", "positions"]
-
-
+@pytest.mark.usefixtures("no_pictures")
 def test_prompts_of_a_file_are_judged_by_what_they_mark(tmp_path, capsys):
     tokens = np.random.default_rng(0).integers(3, 250, (2, 40)).tolist()
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps({"tokens": row}) + "\n" for row in tokens))
+    places = ["--prompts", str(tmp_path / "p.jsonl"), "--out", str(tmp_path / "out"), "--measures", "positions"]
     options = ["--experiments", "perturbation", "--set", "perturbation.gammas=0.5", "--set", "perturbation.l_maxes=3"]
-    assert (
-        main(["analyze", str(OFFICIAL / "repo_mha"), *prompts_file(tmp_path, [{"tokens": row} for row in tokens]), *options]) == 0
-    )
+    assert main(["analyze", str(OFFICIAL / "repo_mha"), *places, *options]) == 0
     assert "experiments perturbation (8 more prompts)" in " ".join(capsys.readouterr().out.split())
     group = ri.read_run(tmp_path / "out")["perturbation"]
     assert group.attrs["metric"] == "log perplexity" and group.attrs["higher_is_better"] == "False"
@@ -98,46 +95,6 @@ def test_prompts_of_a_file_are_judged_by_what_they_mark(tmp_path, capsys):
     marked = [Prompt(tokens=tuple(row), generated=(39,)) for row in tokens]
     run = ri.analyze(ri.load(OFFICIAL / "repo_mha"), marked, (), experiments=(SMALL,))
     assert run["perturbation"].attrs["metric"] == "exact match"
-
-
-REFUSED = {
-    "unknown experiment": (
-        ["--experiments", "surgery"],
-        "there is no experiment 'surgery'; there are perturbation, extrapolation, effects, saliency, atlas",
-    ),
-    "no parameter": (
-        ["--experiments", "perturbation", "--set", "perturbation.force=1"],
-        "has no option 'force'; it has kinds, gammas, l_maxes",
-    ),
-    "no number": (
-        ["--experiments", "perturbation", "--set", "perturbation.gammas=few"],
-        "perturbation.gammas=few: wanted numbers",
-    ),
-    "no such layer": (["--experiments", "perturbation", "--set", "perturbation.layers=0,9"], "layer 9 was asked for"),
-    "not measured": (["--set", "perturbation.gammas=0.1"], "'perturbation' is not among those measured"),
-    "nothing longer": (
-        ["--experiments", "extrapolation"],
-        "needs at least 4 prompts longer than the training length, 256 tokens; 0",
-    ),
-    "too few": (
-        ["--experiments", "extrapolation", "--set", "extrapolation.sequences=2"],
-        "extrapolation.sequences=2: wanted a whole number from 4",
-    ),
-    "unknown method": (
-        ["--experiments", "extrapolation", "--set", "extrapolation.methods=ntk"],
-        "extrapolation.methods=ntk: wanted some of plain",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_work_is_refused_in_one_line_before_anything_is_made(case, tmp_path, capsys):
-    options, message = REFUSED[case]
-    tokens = [{"tokens": list(range(3, 43))}]
-    assert main(["analyze", str(OFFICIAL / "repo_mha"), *prompts_file(tmp_path, tokens), *options]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_model_that_cannot_take_longer_prompts_or_other_tokens_is_refused(bridge):
@@ -152,69 +109,70 @@ def test_a_model_that_cannot_take_longer_prompts_or_other_tokens_is_refused(brid
         planned(bridge, [Prompt(tokens=(3, 4, 5))], ("perturbation",), TASK)
     with pytest.raises(InputError, match="nothing stands before token 0 of prompt 0"):
         planned(bridge, [Prompt(tokens=(3, 4, 5), generated=(0, 2))], ("perturbation",), TASK)
-    assert [experiment_named(name).name for name in experiment_names()] == [
-        "perturbation",
-        "extrapolation",
-        "effects",
-        "saliency",
-        "atlas",
-    ]
 
 
 class Stopped(Exception):
     """What happens to a run in the middle."""
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, Stopped])
-@pytest.mark.parametrize("name", ["perturbation", "extrapolation"])
-def test_an_experiment_stopped_in_the_middle_leaves_no_hook_and_goes_on(name, stop, bridge, tmp_path):
-    asked = SMALL if name == "perturbation" else Extrapolation(sequences=4)
-    prompts = TASK.prompts(4)
-    whole = ri.analyze(bridge, prompts, (), experiments=(asked,), task=TASK)
-    before, seen = hooks_of(bridge), []
-
-    def progress(which, done, total):
-        seen.append((which, done, total))
-        if done == 3 and len(seen) == 3:
-            raise stop
-
-    with pytest.raises(stop):
-        ri.analyze(bridge, prompts, (), store=tmp_path / "s", experiments=(asked,), task=TASK, experiment_progress=progress)
-    assert hooks_of(bridge) == before
-    kept = sorted((tmp_path / "s" / name).glob("*.json"))
-    assert kept and {which for which, _, _ in seen} == {name}
-    marked = json.loads(unsealed(kept[0].read_bytes(), kept[0]))
-    marked["task_score"] = 0.123456
-    kept[0].write_text(json.dumps(marked))
-    again = ri.analyze(bridge, prompts, (), store=tmp_path / "s", experiments=(asked,), task=TASK)
-    scores, others = (one[name].to_dataset()["task_score"].values for one in (again, whole))
-    assert (scores == 0.123456).sum() == 1, "the finished point was measured again"
-    np.testing.assert_array_equal(scores[scores != 0.123456], others[scores != 0.123456])
-    np.testing.assert_array_equal(again[name]["log_perplexity"], whole[name]["log_perplexity"])
-    assert not (tmp_path / "s").exists()
+SMALLEST = {
+    "perturbation": (SMALL, "inside a pass"),
+    "extrapolation": (Extrapolation(sequences=4), "inside a pass"),
+    "effects": (Effects(kinds=("frozen",), draws=2), "between points"),
+    "saliency": (Saliency(steps=2), "inside a pass"),
+    "atlas": (Atlas(twins=2, sequences=2), "between points"),
+}
 
 
-def test_an_exception_inside_a_pass_leaves_no_hook(bridge):
-    model, before = bridge.original_model, hooks_of(bridge)
-    prompts = TASK.prompts(4)
-    calls = []
+def test_every_experiment_is_stopped_below():
+    assert list(SMALLEST) == [experiment_named(name).name for name in experiment_names()]
 
-    def fail(*_):
-        calls.append(hooks_of(bridge))
-        if len(calls) > 2:  # the undisturbed pass and a first disturbed one are through
-            raise Stopped
 
-    for asked in (
-        Perturbation(kinds=("position_offset", "feature_order"), gammas=(0.5,), l_maxes=(2,)),
-        Extrapolation(sequences=4),
-    ):
-        handle = decoder_of(model).layers[1].register_forward_pre_hook(fail)
-        calls.clear()
+@pytest.mark.parametrize("name", SMALLEST)
+def test_an_experiment_stopped_in_the_middle_leaves_the_model_as_it_was_and_goes_on(name, bridge, tmp_path):
+    (asked, where), hooks = SMALLEST[name], []
+    embed = decoder_of(bridge).embed_tokens
+
+    def analysed(store=None, progress=None, most=None):
+        """The group, and the number of passes; stopped in the last of `most` passes."""
+        hooks.clear()
+
+        def count(*_):
+            hooks.append(hooks_of(bridge))
+            if len(hooks) == most:
+                raise Stopped
+
+        handle = embed.register_forward_hook(count)
+        try:
+            run = ri.analyze(
+                bridge, TASK.prompts(4), (), store=store, experiments=(asked,), task=TASK, experiment_progress=progress
+            )
+        finally:
+            handle.remove()
+        return run[name].to_dataset(), len(hooks)
+
+    def interrupt(which, done, total):
+        assert which == name
+        if done == 2:
+            raise KeyboardInterrupt
+
+    def state():
+        return hooks_of(bridge), [(parameter.requires_grad, parameter.grad) for parameter in bridge.parameters()]
+
+    whole, passes = analysed()
+    before = state()
+    if where == "inside a pass":
         with pytest.raises(Stopped):
-            ri.analyze(bridge, prompts, (), experiments=(asked,), task=TASK)
-        handle.remove()
-        assert max(calls) > before + 1, "hooks were there when it failed"
-        assert hooks_of(bridge) == before
+            analysed(tmp_path / "s", most=passes)
+        assert max(hooks) > before[0] + 1, "the hooks of the experiment were there"
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            analysed(tmp_path / "s", interrupt)
+    assert state() == before and list((tmp_path / "s" / name).glob("*.json"))
+    again, passes_of_the_rest = analysed(tmp_path / "s")
+    assert passes_of_the_rest < passes, "finished points were measured again"
+    xr.testing.assert_identical(again, whole)
+    assert not (tmp_path / "s").exists()
 
 
 @pytest.mark.parametrize("name", ["perturbation", "extrapolation"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from families import repositioned, tiny
+from families import model_for, repositioned, tiny
 from hooks import hooks_of
 from torch.testing import assert_close
 
@@ -79,27 +79,6 @@ def test_a_moved_key_is_the_key_rotated_at_its_new_position():
         torch.ones(1), moves[:, None, :, None] * attention.frequencies
     )
     assert_close(seen["moved"], torch.cat([keys.real, keys.imag], -1), atol=1e-5, rtol=1e-5)
-
-
-def test_offsetting_all_keys_alike_changes_what_rope_sees_only_by_that_distance():
-    """All keys 2 further on, and so the token's own: logits of RoPE at distance d - 2."""
-    model = ri.reposition(tiny("llama_mha"), "rope")
-    attention, seen = next(attentions(model)), {}
-    with torch.no_grad(), moved_keys(model, {0: shifted_by(torch.full_like(TOKENS, 2))}):
-        sites = {name: getattr(attention.sites, name) for name in ("scores", "queries", "keys")}
-        handles = [
-            site.register_forward_hook(lambda m, a, out, name=name: seen.update({name: out})) for name, site in sites.items()
-        ]
-        model(TOKENS)
-        for handle in handles:
-            handle.remove()
-        queries, keys = seen["queries"], seen["keys"]
-    distance = torch.arange(20)[:, None] - torch.arange(20) - 2
-    pairs = torch.complex(*queries.chunk(2, -1))[:, :, :, None] * torch.complex(*keys.chunk(2, -1)).conj()[:, :, None]
-    turned = pairs * torch.polar(torch.ones(1), distance[..., None] * attention.frequencies)
-    expected = turned.real.sum(-1) * attention.scaling
-    causal = torch.ones(20, 20, dtype=torch.bool).tril()
-    assert_close(seen["scores"][..., causal], expected[..., causal], atol=1e-4, rtol=1e-4)
 
 
 def test_exchanged_keys_are_those_of_the_named_tokens_and_values_stay():
@@ -179,10 +158,7 @@ def test_offsets_are_never_zero_and_stay_within_reach():
 
 @pytest.fixture(scope="module")
 def model():
-    torch.manual_seed(0)
-    stock = tiny("llama")
-    stock.resize_token_embeddings(TASK.vocabulary_size, mean_resizing=False)
-    return ri.reposition(stock, "repo@1")
+    return model_for(TASK)
 
 
 def test_no_perturbation_is_the_plain_model_and_the_same_seed_the_same_numbers(model):
@@ -223,10 +199,8 @@ def test_chosen_layers_alone_are_disturbed(model):
     assert abs(some["log_perplexity"] - every["log_perplexity"]).sel(gamma=1.0).item() > 1e-6
 
 
-def test_placing_features_elsewhere_means_nothing_without_positions(model):
-    stock = tiny("llama")
-    stock.resize_token_embeddings(TASK.vocabulary_size, mean_resizing=False)
-    nope = ri.reposition(stock, "nope")
+def test_placing_features_elsewhere_means_nothing_without_positions():
+    nope = model_for(TASK, "nope")
     group = perturbation(nope, TASK, TASK.prompts(3), ("feature_placement", "position_offset"), (1.0,), (4,))
     np.testing.assert_allclose(group["log_perplexity_rise"], 0, atol=1e-6)
 
@@ -234,9 +208,7 @@ def test_placing_features_elsewhere_means_nothing_without_positions(model):
 @pytest.mark.parametrize(("layout", "layers"), [("learned", (1, 2)), ("r2n1", (2,))])
 def test_layers_without_positions_to_move_are_refused_by_number(layout, layers):
     """Found: nothing moved, while half of the tokens were said to have."""
-    stock = tiny("llama")
-    stock.resize_token_embeddings(TASK.vocabulary_size, mean_resizing=False)
-    model = ri.reposition(stock, layout)
+    model = model_for(TASK, layout)
     with pytest.raises(InputError, match="position_offset moves the positions of keys, and there are none in layer"):
         perturbation(model, TASK, TASK.prompts(3), ("text_order", "position_offset"), (1.0,), (4,), layers=layers)
     group = perturbation(model, TASK, TASK.prompts(3), ("position_offset",), (1.0,), (4,), layers=(0, *layers))
@@ -244,9 +216,7 @@ def test_layers_without_positions_to_move_are_refused_by_number(layout, layers):
 
 
 def test_offsets_in_the_unit_of_the_range_are_those_in_positions_for_an_index():
-    stock = tiny("llama")
-    stock.resize_token_embeddings(TASK.vocabulary_size, mean_resizing=False)
-    rope = ri.reposition(stock, "rope")
+    rope = model_for(TASK, "rope")
     one, other = (
         perturbation(rope, TASK, TASK.prompts(3), ("position_offset",), (0.5,), (4,), offset_unit=unit)
         for unit in ("positions", "range")

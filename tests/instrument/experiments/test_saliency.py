@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from drawn import artists
 from families import tiny
-from hooks import hooks_of
 
 import repo_interp as ri
 from repo_interp.errors import InputError
 from repo_interp.experiments import Saliency
 from repo_interp.experiments.catalogue import planned
 from repo_interp.experiments.saliency import saliency
-from repo_interp.files import sealed, unsealed
 from repo_interp.models.bridge import model_of
 from repo_interp.plots.views import saliency as view
 from repo_interp.tasks import Prompt, make_task
@@ -192,41 +190,12 @@ def test_prompts_without_an_answer_are_refused_and_text_is_judged_by_every_token
     assert sum(plan.passes) == 3 * 5 * (9 + 12)
 
 
-def test_a_finished_prompt_is_not_taken_again_and_nothing_is_left_behind(bridge, tmp_path):
-    prompts = [asked(), asked(12)]
-    model_of(bridge).requires_grad_(True)
-    before = hooks_of(bridge)
-    whole = measured(bridge, prompts, steps=2)
-
-    class Stopped(Exception):
-        pass
-
-    def stop(*_):
-        raise Stopped
-
-    with pytest.raises(Stopped):
-        ri.analyze(bridge, prompts, (), store=tmp_path / "s", experiments=(Saliency(steps=2),), experiment_progress=stop)
-    (kept,) = (tmp_path / "s" / "saliency").glob("*.json")
-    marked = json.loads(unsealed(kept.read_bytes(), kept))
-    marked["log_probability"] = -0.125
-    kept.write_bytes(sealed(json.dumps(marked).encode()))
-    again = ri.analyze(bridge, prompts, (), store=tmp_path / "s", experiments=(Saliency(steps=2),))["saliency"].to_dataset()
-    assert again["log_probability"].values.tolist() == [-0.125, float(whole["log_probability"][1])]
-    np.testing.assert_array_equal(again["saliency"], whole["saliency"])
-    np.testing.assert_array_equal(again["integrated_gradients"], whole["integrated_gradients"])
-    assert hooks_of(bridge) == before and all(parameter.requires_grad for parameter in model_of(bridge).parameters())
-
-
 # what is drawn --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def run(bridge):
     return ri.analyze(bridge, [asked(), asked(12)], ("positions",), experiments=(Saliency(steps=4),))
-
-
-def artists(figure, gid):
-    return figure.findobj(lambda artist: (artist.get_gid() or "") == gid)
 
 
 def test_every_token_has_its_field_in_the_colour_of_its_value(run):

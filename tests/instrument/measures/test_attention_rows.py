@@ -7,7 +7,6 @@ import torch
 from attention_inputs import CASES, PADDED, random_inputs
 from torch.testing import assert_close
 
-from repo_interp.errors import InputError
 from repo_interp.inputs import select_prompts
 from repo_interp.measures import attention_rows
 from repo_interp.measures.attention_rows import AttentionRows, strongest_keys
@@ -72,8 +71,3 @@ def test_prompts_that_are_too_many_or_too_long_have_no_rows():
 def kept_rows(inputs, **parameters):
     measure = AttentionRows(**parameters)
     return measure.conclude(measure.observe(inputs, {"rest": torch.ones_like(inputs.valid)}))
-
-
-def test_no_rows_are_no_measure():
-    with pytest.raises(InputError, match="rows is 0; wanted a whole number from 1"):
-        AttentionRows(rows=0)

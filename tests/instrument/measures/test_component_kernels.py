@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from attention_inputs import random_inputs
 from causal_reference import component_maps, diagonal_sums, inputs_of, random_features, seen
 from torch.testing import assert_close
 
@@ -14,6 +15,7 @@ from repo_interp.measures.kernels.rotary_components import (
     ComponentSums,
     component_moments,
     curve_shares,
+    pair_components,
     variance_accounted_as_printed,
 )
 
@@ -66,10 +68,11 @@ def test_profiles_and_moments_equal_those_of_the_whole_maps(tokens, kv_heads, wi
     centred = (maps - mean[..., None, None]).masked_fill(~pairs, 0).flatten(-2)
     covariance = centred @ centred.transpose(-1, -2) / count[..., None]
     close = {"rtol": 1e-10, "atol": 1e-10, "equal_nan": True}
-    of = {"queries": queries, "keys": keys, "valid": valid, "window": window, "memory": 1}
-    assert_close(moments("variance", BANDS, **of)[..., 0], covariance.sum((-1, -2)), **close)
-    assert_close(moments("with_whole", BANDS, **of), covariance.sum(-1), **close)
-    assert_close(moments("of_part", BANDS, **of), covariance.diagonal(dim1=-2, dim2=-1), **close)
+    for memory in (1, MEMORY):  # one head at a time, and all of them
+        of = {"queries": queries, "keys": keys, "valid": valid, "window": window, "memory": memory}
+        assert_close(moments("variance", BANDS, **of)[..., 0], covariance.sum((-1, -2)), **close)
+        assert_close(moments("with_whole", BANDS, **of), covariance.sum(-1), **close)
+        assert_close(moments("of_part", BANDS, **of), covariance.diagonal(dim1=-2, dim2=-1), **close)
 
 
 def test_long_prompts_have_many_chunks():
@@ -82,10 +85,11 @@ def test_long_prompts_have_many_chunks():
         assert_close(moments("of_part", bands, queries, keys, valid, window)[0, 0], expected.diagonal(), rtol=1e-10, atol=1e-10)
 
 
-def test_how_many_heads_go_at_once_does_not_matter():
-    queries, keys, valid = random_features(200, kv_heads=2)
-    one, all_at_once = (moments("with_whole", BANDS, queries, keys, valid, memory=memory) for memory in (1, 2**40))
-    assert_close(one, all_at_once, rtol=1e-12, atol=1e-12)
+def test_components_of_single_pairs_are_those_of_the_maps():
+    inputs = random_inputs(kv_heads=2)
+    maps = component_maps(inputs.rotated_queries, inputs.rotated_keys)
+    for query, key in ((0, 0), (7, 3), (23, 0), (23, 23)):
+        assert_close(pair_components(inputs, query, key), maps[..., query, key])
 
 
 @pytest.mark.parametrize("bands", [BANDS, PARTS], ids=["overlapping", "parts"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 import xarray as xr
 from attention_inputs import random_inputs
-from causal_reference import LargestTensor, component_maps, diagonal_sums, seen
+from causal_reference import component_maps, diagonal_sums, seen
 from numpy.testing import assert_allclose
 
 from repo_interp.errors import InputError
@@ -68,16 +68,6 @@ def test_components_add_up_to_the_logits_and_all_bands_to_everything():
     assert_allclose(measured(random_inputs(), measure=everything)["vaf_band"].sel(band="low"), 100, rtol=1e-5)
 
 
-def test_a_constant_added_to_positions_changes_nothing_and_the_index_is_rope():
-    inputs = random_inputs(tokens=20)
-    xr.testing.assert_allclose(
-        measured(inputs), measured(replace(inputs, positions=inputs.positions + 3.5)), rtol=1e-5, atol=1e-5
-    )
-    index = torch.arange(20.0, dtype=torch.float64)
-    shared, own = index.expand(2, 1, -1), index.expand(2, 4, -1)
-    xr.testing.assert_identical(measured(replace(inputs, positions=shared)), measured(replace(inputs, positions=own)))
-
-
 def test_attention_scaling_is_in_the_logits_and_not_in_shares_of_variance():
     inputs = random_inputs()
     plain, scaled = measured(inputs), measured(replace(inputs, attention_scaling=1.2))
@@ -127,14 +117,6 @@ def test_means_over_prompts_merge_in_any_order():
     whole, measure = random_inputs(4, tokens=25), Components(training_length=16, prompts="mean", curves="head")
     parts = [measure.observe(select_prompts(whole, slice(n, n + 1)), {}) for n in (2, 0, 3, 1)]
     xr.testing.assert_allclose(measure.conclude(merge(parts)), measured(whole, measure=measure), rtol=1e-5, atol=1e-5)
-
-
-def test_prompts_of_different_lengths_merge():
-    short, long = random_inputs(1, tokens=10), random_inputs(1, tokens=14, first_prompt=1, seed=1)
-    group = measured(short, long)
-    assert_allclose(group["distance_pairs"], [10 - t + 14 - t for t in range(10)] + [4, 3, 2, 1])
-    one = measured(long)
-    xr.testing.assert_allclose(group["logit_by_distance"][..., 10:], one["logit_by_distance"][..., 10:])
 
 
 def test_mean_over_prompts_is_the_mean_of_each_and_needs_no_axis_prompt():
@@ -205,37 +187,6 @@ def test_bands_part_the_components_at_pi_and_two_pi_over_the_training_length():
     assert activated.tolist() == [False, False, False, True, True, False, False]
     assert low.tolist() == [True, False, False, False, False, True, True]
     assert high.tolist() == [False, True, True, False, False, False, False]
-
-
-def test_every_variable_says_what_it_is_and_survives_a_file(tmp_path):
-    group = measured(random_inputs(), random_inputs(layer=1, scheme="nope"))
-    assert all(array.attrs["long_name"] and array.attrs["units"] for array in group.data_vars.values())
-    group.to_netcdf(tmp_path / "group.nc", engine="h5netcdf")
-    with xr.open_dataset(tmp_path / "group.nc", engine="h5netcdf") as read:
-        xr.testing.assert_identical(read.load(), group)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"curves": "all"},
-        {"prompts": "some"},
-        {"training_length": 0},
-        {"first_token": -1},
-        {"first_token": 3, "last_token": 3},
-    ],
-)
-def test_parameters_that_make_no_sense_are_refused(given):
-    with pytest.raises(InputError):
-        Components(**{"training_length": 16} | given)
-
-
-@pytest.mark.parametrize("scheme", ["repo", "nope"])
-def test_nothing_of_the_size_of_a_map_is_made(scheme):
-    inputs = random_inputs(1, tokens=1500, scheme=scheme, window=1000, dtype=torch.float32)
-    with LargestTensor() as largest:
-        MEASURE.observe(inputs, {})
-    assert largest.elements < 1500 * 1500 / 2
 
 
 def test_half_precision_inputs_are_measured_in_float32():

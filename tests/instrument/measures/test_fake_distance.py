@@ -7,31 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-import xarray as xr
-from attention_inputs import OFFICIAL, official_inputs, random_inputs
+from attention_inputs import OFFICIAL, devices, official_inputs, on, random_inputs, with_holes
 from numpy.testing import assert_allclose
 
-from repo_interp.errors import InputError
 from repo_interp.measures.fake_distance import FakeDistance
 from repo_interp.measures.kernels.fake_logits import Grid
 from repo_interp.measures.statistics import merge
 from repo_interp.positions.rotary import rotate
 
 ANALYSIS = np.load(OFFICIAL / "expected_analysis.npz")
-ARRAYS = {
-    "repo_mha": ("repo_mha", "expected"),
-    "repo_scaled": ("repo_scaled", "expected"),
-    "repo_scaled_yarn4": ("repo_scaled", "expected_yarn4"),
-    "multihead_continuous": ("multihead_continuous", "expected"),
-    "rope_none": ("rope_none", "expected"),
-    "nope": ("nope", "expected"),
-}
 AXES = ("position_axis", "semantic_axis")
 precisions = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-devices = pytest.mark.parametrize(
-    "device",
-    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))],
-)
 
 
 def measured(inputs, **parameters):
@@ -63,28 +49,13 @@ def two_axes(logits):
     return position, semantic, np.corrcoef(logits.ravel(), fitted.ravel())[0, 1]
 
 
-def padded_prompts(inputs):
-    """Padding on the right, on the left, and a token left out."""
-    valid = torch.ones(inputs.valid.shape, dtype=torch.bool)
-    valid[0, 20:] = valid[1, :5] = valid[1, 13] = False
-    hidden = ~valid[:, None, :, None]
-    return replace(
-        inputs,
-        valid=valid,
-        queries=inputs.queries.masked_fill(hidden, torch.nan),
-        keys=inputs.keys.masked_fill(hidden, torch.nan),
-    )
-
-
 @pytest.mark.parametrize("scheme", ["rope", "repo", "nope"])
 @pytest.mark.parametrize("shape", [(4, 4), (6, 2)], ids=["mha", "gqa"])
 @devices
 def test_r_and_axes_are_those_of_the_logits_written_out(scheme, shape, device):
-    inputs = padded_prompts(random_inputs(heads=shape[0], kv_heads=shape[1], scheme=scheme))
+    inputs = with_holes(random_inputs(heads=shape[0], kv_heads=shape[1], scheme=scheme))
     inputs = replace(inputs, attention_scaling=1.2, logit_scale=0.4)
-    tensors = ("queries", "keys", "positions", "frequencies", "valid", "prompts")
-    moved = {name: value.to(device) for name in tensors if (value := getattr(inputs, name)) is not None}
-    group = measured(replace(inputs, **moved))
+    group = measured(on(inputs, device))
     for prompt in range(2):
         tokens = inputs.valid[prompt].nonzero()[:, 0]
         distances = torch.arange(len(tokens), dtype=torch.float64)
@@ -112,24 +83,9 @@ def test_a_layer_without_rotation_can_be_asked_to_rotate():
     assert_allclose(r_of(rope, nope_base=500.0), r_of(rope))
 
 
-def test_keys_that_are_all_alike_are_pure_distance():
-    inputs = random_inputs(scheme="rope")
-    inputs = replace(inputs, keys=inputs.keys[:, :, :1].expand_as(inputs.keys))
-    group = measured(inputs)
-    assert_allclose(group["r"], 1, atol=1e-9)
-    assert_allclose(group["semantic_axis"].std("token"), 0, atol=1e-12)
-
-
-def test_learned_positions_do_not_matter_to_distances_in_tokens():
-    inputs = random_inputs()
-    other = replace(inputs, positions=3 * inputs.positions + 5)
-    assert_allclose(r_of(other), r_of(inputs), atol=1e-14)
-
-
 def test_distances_that_the_last_query_really_sees():
-    inputs = padded_prompts(random_inputs())
-    positions = inputs.positions.masked_fill(~inputs.valid[:, None], torch.nan)
-    inputs = replace(inputs, positions=positions)
+    inputs = with_holes(random_inputs())
+    positions = inputs.positions
     group = measured(inputs, distances="positions")
     for prompt in range(2):
         tokens = inputs.valid[prompt].nonzero()[:, 0]
@@ -162,7 +118,7 @@ def test_several_queries_are_averaged_and_missing_ones_left_out():
 
 
 def test_a_bias_by_distance_is_added_to_the_distances_it_belongs_to():
-    inputs = padded_prompts(random_inputs(scheme="rope"))
+    inputs = with_holes(random_inputs(scheme="rope"))
     distance = torch.arange(24)[:, None] - torch.arange(24.0, dtype=torch.float64)
     slope = torch.tensor([0.3, -0.2, 1.0, 0.0], dtype=torch.float64)[:, None, None]
     inputs = replace(inputs, position_logits=lambda rows: (-slope * distance[rows].abs().sqrt())[None])
@@ -213,71 +169,13 @@ def test_phase_sums(frequency):
     assert_allclose(found[1], np.conj(found[0].item()), atol=1e-9)
 
 
-def test_names_dimensions_units_and_parameters():
-    group = measured(random_inputs(layer=2))
-    assert {name: array.dims for name, array in group.data_vars.items()} == {
-        "r": ("prompt", "layer", "head"),
-        "position_axis": ("layer", "head", "distance"),
-        "semantic_axis": ("layer", "head", "token"),
-    }
-    assert all(array.attrs["long_name"] and array.attrs["units"] for array in group.data_vars.values())
-    assert FakeDistance().name == "fake_distance"
-    assert FakeDistance().parameters["sign"] == "causal"
-    assert set(measured(random_inputs(), axes="none").data_vars) == {"r"}
-
-
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"sign": "literal"}, "sign is 'literal'; wanted one of causal, printed"),
-        ({"distances": "cells"}, "distances is 'cells'; wanted one of tokens, positions"),
-        ({"axes": "every"}, "axes is 'every'; wanted one of none, first_prompt"),
-        ({"queries": 0}, "queries is 0; wanted a whole number from 1"),
-    ],
-)
-def test_bad_parameters_are_named(parameters, message):
-    with pytest.raises(InputError, match=message):
-        FakeDistance(**parameters)
-
-
-def layers(name, dtype):
-    directory, variant = ARRAYS[name]
-    count = len(np.load(OFFICIAL / directory / f"{variant}.npz")["q_prerot"])
-    for layer in range(count):
-        inputs = official_inputs(directory, layer, variant, dtype)
-        is_nope = name == "nope" and layer >= 2
-        yield replace(inputs, scheme="nope", positions=None, frequencies=None) if is_nope else inputs
-
-
-@precisions
-@pytest.mark.parametrize("name", ARRAYS)
-def test_the_authors_layers(name, dtype):
-    """The analysis rotated NoPE layers too, by the checkpoint's RoPE base: `nope_base`."""
-    measure = FakeDistance(nope_base=500_000.0)
-    group = measure.conclude(merge([measure.observe(inputs, {}) for inputs in layers(name, dtype)]))
-    expected = ANALYSIS[f"{name}/fake_r_causal"]
-    found = group["r"].transpose("layer", "prompt", "head").values
-    known = ~np.isnan(expected)
-    assert known.sum() >= 16
-    assert_allclose(found[known], expected[known], atol=1e-6)
-
-
 @precisions
 def test_the_paper_s_own_sign_and_axes(dtype):
     """Those arrays are without 1/sqrt(d_head)."""
     measure = FakeDistance(sign="printed")
-    group = measure.conclude(merge([measure.observe(inputs, {}) for inputs in layers("repo_mha", dtype)]))
+    layers = [official_inputs("repo_mha", layer, dtype=dtype) for layer in range(6)]
+    group = measure.conclude(merge([measure.observe(inputs, {}) for inputs in layers]))
     expected = ANALYSIS["repo_mha/fake_r_literal"]
     assert_allclose(group["r"].transpose("layer", "prompt", "head"), expected, atol=1e-6)
     for name, axis in zip(AXES, ANALYSIS["repo_mha/fake_ab_literal_seq0"], strict=True):
         assert np.abs(4 * group[name].values - axis).max() < 1e-4 * axis.std()
-
-
-@pytest.mark.parametrize("distances", ["tokens", "positions"])
-def test_tensors_are_made_where_the_inputs_are(distances):
-    """What is made without saying where lands on the default device: here one that holds no data."""
-    inputs = padded_prompts(random_inputs())
-    measure = FakeDistance(queries=3, distances=distances)
-    with torch.device("meta"):
-        elsewhere = measure.observe(inputs, {})
-    xr.testing.assert_allclose(measure.conclude(elsewhere), measure.conclude(measure.observe(inputs, {})))

@@ -17,6 +17,7 @@ import pytest
 import torch
 import xarray as xr
 from attention_inputs import cope_inputs, random_inputs
+from causal_reference import LargestTensor
 from numpy.testing import assert_allclose
 
 from repo_interp import entry_points
@@ -350,6 +351,34 @@ def test_layers_that_were_asked_for(name, whole):
     for layer in range(3):
         group = concluded(made(name), [layers()[layer]])
         assert_same(group, whole.sel(layer=[layer]), differs)
+
+
+@pytest.mark.parametrize("name", [name for name in MEASURES if name not in ("maps", "gates", "segments")], indirect=True)
+@pytest.mark.parametrize("softcap", [None, 1.0])
+def test_tensors_are_made_where_the_inputs_are(name, softcap):
+    """What is made without a device lands on the default one: here one that holds no data."""
+    measure, inputs = made(name), [replace(each, softcap=softcap) for each in layers()[:2]]
+    spans = spans_of(measure.needs.segments)
+    with torch.device("meta"):
+        elsewhere = [measure.observe(each, spans) for each in inputs]
+    assert_same(measure.conclude(merge(elsewhere)), concluded(measure, inputs))
+
+
+@pytest.mark.parametrize("name", [name for name in MEASURES if name not in ("attention_rows", "gates")], indirect=True)
+@pytest.mark.parametrize("scheme", ["rope", "repo", "nope"])
+def test_nothing_of_the_size_of_a_map_is_made(name, scheme):
+    """The two left out make as many rows at a time as a budget allows."""
+    tokens = 1024
+    inputs = random_inputs(1, 1, 1, tokens, d_head=4, scheme=scheme, window=900, dtype=torch.float32)
+    marks = {"needle": slice(3, 9), "generated": slice(tokens - 5, tokens), "rest": slice(9, 900)}
+    measure = made(name)
+    kinds = {f"segments.{kind}{part}": slice(4, 1000, 9) for kind in measure.needs.segments for part in ("", ".starts")}
+    spans = {mark: torch.zeros_like(inputs.valid) for mark in (*marks, *kinds, "separator")}
+    for mark, where in (marks | kinds | {"separator": slice(5, 1000, 9)}).items():
+        spans[mark][:, where] = True
+    with LargestTensor() as largest:
+        measure.observe(inputs, spans)
+    assert largest.elements < tokens * tokens / 2
 
 
 def documented(name: str) -> dict[str, tuple[str, ...]]:

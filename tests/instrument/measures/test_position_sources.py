@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from attention_inputs import random_inputs
+from drawn import artists
 
 import repo_interp as ri
 from repo_interp.errors import InputError
@@ -124,38 +125,6 @@ def test_a_constant_head_has_no_variance_and_a_shift_of_a_prompt_is_none(group):
     assert int(group["follows_from_token"].sel(head=7)) == 1
 
 
-def test_the_order_of_prompts_and_batches_changes_nothing(group):
-    inputs, spans = made()
-    order = np.random.default_rng(1).permutation(PROMPTS)
-    moved = replace(part(inputs, spans, order)[0], prompts=torch.arange(PROMPTS)), part(inputs, spans, order)[1]
-    halves = part(inputs, spans, np.arange(4)), part(inputs, spans, np.arange(4, PROMPTS))
-    for other in (concluded(moved), concluded(*halves)):
-        for name in ("share", "r_squared_error"):
-            np.testing.assert_allclose(other[name].isel(layer=0), group[name], atol=2e-4)
-
-
-def test_padding_on_either_side_changes_nothing(group):
-    inputs, spans = made()
-
-    def padded(tensor, before, axis):
-        shape = list(tensor.shape)
-        shape[axis] = 5
-        fill = torch.full(shape, 0 if tensor.dtype != torch.bool else False, dtype=tensor.dtype)
-        return torch.cat([fill, tensor] if before else [tensor, fill], axis)
-
-    for before in (True, False):
-        wider = replace(
-            inputs,
-            queries=padded(inputs.queries, before, 2),
-            keys=padded(inputs.keys, before, 2),
-            positions=padded(inputs.positions, before, 2),
-            valid=padded(inputs.valid, before, 1),
-            tokens=padded(inputs.tokens, before, 1),
-        )
-        masks = {name: padded(mask, before, 1) for name, mask in spans.items()}
-        np.testing.assert_allclose(concluded((wider, masks))["share"].isel(layer=0), group["share"], atol=1e-9)
-
-
 def test_named_spans_are_segments_and_a_segment_is_asked_of_other_prompts():
     inputs, spans = made()
     inside = torch.zeros(PROMPTS, TOKENS, dtype=torch.bool)
@@ -202,15 +171,6 @@ def test_long_prompts_are_thinned_by_their_content():
     index = statistics["token_index"].values[:, 0]
     assert (np.diff(index, axis=1) > 0).all() and index.min() >= 1 and len(np.unique(index[0])) == 20
     assert float(concluded((inputs, spans), measure=measure)["share"].isel(layer=0).sel(head=0, source="token")) > 0.8
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [({"folds": 1}, "a whole number from 2"), ({"shrinkage": 0.0}, "above 0"), ({"tokens": 1}, "a whole number from 2")],
-)
-def test_parameters_that_are_none_are_refused(wrong, message):
-    with pytest.raises(InputError, match=message):
-        PositionSources(**wrong)
 
 
 def test_token_ids_are_asked_for():
@@ -324,10 +284,6 @@ def run():
     layers.append(replace(inputs, layer=2, positions=inputs.positions[:, :1]))
     group = concluded(*((one, spans) for one in layers))
     return make_run({"position_sources": with_schemes(group, ("rope", "repo", "repo"))}, {"layout": "rope,repo,repo"})
-
-
-def artists(figure, gid):
-    return figure.findobj(lambda artist: (artist.get_gid() or "") == gid)
 
 
 def test_bars_are_the_shares_and_marks_stand_over_heads_that_follow(run):

@@ -77,13 +77,6 @@ def test_the_index_turns_a_component_by_frequency_times_distance():
     assert largest_difference(index, every, window=10).item() == 9
 
 
-def test_neither_where_zero_is_nor_the_direction_matters():
-    positions, valid = drawn(60)
-    plain, other = (rotation_angles(some, FREQUENCIES, valid) for some in (positions, 5 - positions))
-    assert_close(plain.pairs, other.pairs)
-    assert_close(largest_difference(positions, valid), largest_difference(5 - positions, valid))
-
-
 def test_no_pair_no_difference():
     positions, _ = drawn(5)
     none = torch.zeros(3, 5, dtype=torch.bool)

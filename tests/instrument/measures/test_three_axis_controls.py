@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from attention_inputs import random_inputs
+from attention_inputs import random_inputs, with_holes
 from numpy.testing import assert_allclose
 from three_axis_reference import correlation, dense_fit, design, ridge_solve
 
@@ -17,14 +17,6 @@ from repo_interp.measures.kernels.position_cells import binned_pairs, position_c
 from repo_interp.measures.three_axis import ThreeAxis, draw_rows, held_out_r2, shuffle_distances, without_trend
 
 RIDGE = 1e-6
-
-
-def with_holes(inputs):
-    """Padding on the right, on the left, and a token left out."""
-    tokens = inputs.valid.shape[1]
-    valid = torch.ones(2, tokens, dtype=torch.bool)
-    valid[0, tokens - 5 :] = valid[1, :4] = valid[1, tokens // 2] = False
-    return replace(inputs, valid=valid)
 
 
 def by_position(inputs, width=1.0, most_cells=4096):
@@ -38,7 +30,7 @@ def maps(inputs):
 
 def dense_by_position(inputs, width=1.0):
     weights, pairs = maps(inputs)
-    cell = np.floor(inputs.head_positions.double().numpy() / width).astype(int)
+    cell = np.floor(inputs.head_positions.double().nan_to_num().numpy() / width).astype(int)
     bins = cell[..., :, None] - cell[..., None, :]
     return np.array(
         [[dense_fit(weights[p, h], pairs[p], bins[p, h])[2] for h in range(inputs.heads)] for p in range(len(weights))]
@@ -60,15 +52,6 @@ def test_distances_by_position_where_logits_are_no_dot_product(kind, window):
     position_logits = (lambda rows: added[:, :, rows]) if kind == "bias" else None
     inputs = replace(inputs, softcap=1.0 if kind == "softcap" else None, position_logits=position_logits)
     assert_allclose(by_position(inputs), dense_by_position(inputs), atol=1e-9)
-
-
-@pytest.mark.parametrize("window", [None, 9])
-def test_positions_that_are_the_index_give_the_fit_by_index(window):
-    positions = torch.arange(70, dtype=torch.float64).expand(2, 1, 70) - 11
-    inputs = replace(random_inputs(tokens=70, window=window), positions=positions)
-    measure = ThreeAxis()
-    group = measure.conclude(measure.observe(inputs, {}))
-    assert_allclose(group["r_position"], group["r"], atol=1e-9)
 
 
 def test_logits_that_are_a_function_of_learned_distances_are_found_by_them_only():
@@ -194,10 +177,12 @@ def dense_held_out(weights, seen, rows):
 
 
 @pytest.mark.parametrize("window", [None, 12])
-@pytest.mark.parametrize("kind", ["plain", "holes"])
+@pytest.mark.parametrize("kind", ["plain", "holes", "bias"])
 def test_held_out_r2_is_that_of_the_dense_fit(kind, window):
     inputs = random_inputs(tokens=36, window=window)
     inputs = with_holes(inputs) if kind == "holes" else inputs
+    added = torch.randn(2, 4, 36, 36, dtype=torch.float64)
+    inputs = replace(inputs, position_logits=lambda rows: added[:, :, rows]) if kind == "bias" else inputs
     rows = draw_rows(inputs.valid, 0.4, seed=1)
     found = held_out_r2(logit_sums(inputs), logit_sums(inputs, rows), rows, inputs.valid, window, RIDGE)
     weights, seen = maps(inputs)

@@ -5,19 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from attention_inputs import devices
 from numpy.testing import assert_allclose
-from scipy.linalg import null_space
 from three_axis_reference import RIDGE, design, ridge_solve
 
 from repo_interp.measures.kernels import solvers
 from repo_interp.measures.kernels.axis_fit import additive_pairs, fit_axes, fit_pairs
-from repo_interp.measures.kernels.seen_pairs import pair_counts
 from repo_interp.measures.kernels.solvers import Axes, fit_triangle
-
-devices = pytest.mark.parametrize(
-    "device",
-    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))],
-)
 
 
 def triangle(n):
@@ -53,22 +47,7 @@ def some_pairs(n=31, seed=0):
     ]
 
 
-@devices
-def test_a_map_that_is_three_axes_is_found_up_to_its_gauges(device):
-    n = 33
-    axes = split(np.random.default_rng(0).normal(size=(4, 3 * n)))
-    every = torch.ones(n, dtype=torch.bool)
-    sums = additive_pairs(every, every).sums(axes)
-    found = fit_triangle(Axes(*(part.to(device) for part in sums)), RIDGE)
-    assert found.key.device.type == device
-    matrix, gauges = design(triangle(n)), additive_pairs(every, every).gauges().numpy()
-    assert_allclose(joined(found) @ matrix.T, joined(axes) @ matrix.T, atol=1e-4)
-    assert_allclose(joined(found) @ gauges, 0, atol=1e-11)
-    without = joined(axes) - joined(axes) @ gauges @ np.linalg.pinv(gauges)
-    assert_allclose(joined(found), without, atol=1e-4)
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 17, 64, 256])
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 17, 64, 130])
 def test_the_banded_solve_is_the_dense_ridge_solve(n):
     matrix = design(triangle(n))
     values = 3 + np.random.default_rng(n).normal(size=(len(matrix), 3))
@@ -104,14 +83,6 @@ def test_sums_of_a_map_are_the_normal_matrix(case):
     assert_allclose(matrix @ pairs.gauges().numpy(), 0, atol=1e-12)
 
 
-def test_counts_are_those_of_the_other_kernels():
-    valid = torch.rand(3, 40) < 0.7
-    ours, theirs = additive_pairs(valid, valid, 11).counts, pair_counts(valid, 11)
-    assert_allclose(ours.distance, theirs.distance)
-    assert_allclose(ours.query, theirs.query)
-    assert_allclose(ours.key, theirs.key)
-
-
 @devices
 @pytest.mark.parametrize("case", range(7))
 def test_conjugate_gradients_are_the_dense_ridge_solve(case, device):
@@ -124,14 +95,6 @@ def test_conjugate_gradients_are_the_dense_ridge_solve(case, device):
     expected = ridge_solve(matrix, values)
     assert_allclose(matrix @ found, matrix @ expected, atol=1e-8)
     assert_allclose(found, expected, atol=1e-8)
-
-
-def test_both_solvers_agree_on_a_triangle():
-    n = 50
-    every = torch.ones(2, n, dtype=torch.bool)
-    pairs = additive_pairs(every[:, None], every[:, None])
-    sums = pairs.sums(split(np.random.default_rng(4).normal(size=(2, 3, 3 * n))))
-    assert_allclose(joined(fit_axes(sums, every, None, RIDGE)), joined(fit_pairs(sums, pairs, RIDGE)), atol=1e-8)
 
 
 def test_rounding_in_the_null_space_does_not_come_back_divided_by_the_ridge():
@@ -157,9 +120,3 @@ def test_a_solve_that_does_not_converge_is_an_error(monkeypatch):
     every = torch.ones(1, 40, dtype=torch.bool)
     with pytest.raises(ArithmeticError, match="did not reach a residual of 1e-11 in 2 steps"):
         fit_pairs(Axes(*torch.randn(3, 1, 40, dtype=torch.float64)), additive_pairs(every, every), RIDGE)
-
-
-def test_the_triangle_has_three_gauges():
-    for n in (2, 3, 9):
-        assert null_space(design(triangle(n))).shape[1] == 3
-    assert null_space(design(triangle(1))).shape[1] == 2

@@ -189,13 +189,6 @@ def test_names_are_the_given_ones_the_checkpoints_or_the_directories(tmp_path):
         compare_named([("A", one), ("A", other)])
 
 
-def test_too_few_runs_and_nothing_in_common_are_refused():
-    with pytest.raises(ri.InputError, match="two runs or more were wanted"):
-        ri.compare([run("one")])
-    with pytest.raises(ri.InputError, match=r"no measure in common \(one has three_axis; other has rotation\)"):
-        ri.compare([run("one"), run("other", measure="rotation")])
-
-
 def test_components_that_turn_at_other_frequencies_are_said():
     def rotating(base):
         tree = run(str(base))
@@ -252,6 +245,7 @@ def test_runs_that_cannot_be_compared_leave_nothing(arguments, message, tmp_path
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_comparison_is_replaced_only_when_asked(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     paths = [written(tmp_path / name, run(name, shift=shift)) for name, shift in (("one", 0.0), ("two", 1.0), ("three", 2.0))]

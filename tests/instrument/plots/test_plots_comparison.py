@@ -220,6 +220,7 @@ def test_a_table_has_the_means_the_difference_and_its_paired_error():
     assert table.columns == ("variable", "a", "b", "c")
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_figure_that_cannot_be_drawn_costs_itself_alone(every_measure, tmp_path):
     unneeded = {"components", "three_axis", "fake_distance", "rotation", "maps", "gates"} & set(every_measure.children)
     broken = every_measure.copy(deep=True).drop_nodes(unneeded)

@@ -314,6 +314,7 @@ def test_write_figures_draws_what_the_groups_allow(small, tmp_path):
     assert write_figures(changed(small, positions=None, patterns=None, attention_mass=None), tmp_path / "none") == []
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("layout", ["cope", "nope"])
 def test_a_model_without_positions_has_no_figures_of_them(layout, tmp_path):
     """Found: axes with nothing in them, a table of dashes, and a page that said every token had its index."""

@@ -158,7 +158,7 @@ def test_a_group_without_a_view_has_maps_a_table_and_figures_of_what_it_gives_by
     assert '"title":"share, kind other"' in page and '"prompts":{"numbers":[0,5],"values":[[[0.0,1.0,2.0],' in page
 
 
-def test_a_function_of_another_package_becomes_a_section_and_is_drawn_once(small, other_package, tmp_path):
+def test_a_function_of_another_package_becomes_a_section_and_is_drawn_once(small, other_package, no_pictures, tmp_path):
     other_package("figures")
     assert write_report(with_norms(small), tmp_path / "report.html", tmp_path / "figures") == []
     assert sys.modules["norm_views"].drawn == ["norms"]

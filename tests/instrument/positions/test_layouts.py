@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from repo_interp.positions.layouts import SCHEMES, format_layout, named_schemes, parse_layout
+from repo_interp.positions.layouts import format_layout, named_schemes, parse_layout
 
 
 @pytest.mark.parametrize(
@@ -29,13 +29,6 @@ def test_layouts_mean_what_they_say(text, layers, expected):
 def test_the_papers_layers():
     assert parse_layout("repo@1/3", 16).index("repo") == 5
     assert parse_layout("repo@1/3", 32).index("repo") == 10
-
-
-@pytest.mark.parametrize("layers", [1, 2, 3, 7, 16])
-@pytest.mark.parametrize("text", [*SCHEMES, "r2n1", "n2r1", "repo@1/3", "hope@1/2", "r2n1@1/3", "n2r1@1/3"])
-def test_formatting_is_undone_by_parsing(text, layers):
-    schemes = parse_layout(text, layers)
-    assert parse_layout(format_layout(schemes), layers) == schemes
 
 
 def test_the_shortest_name_is_used():

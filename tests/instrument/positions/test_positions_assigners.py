@@ -8,8 +8,6 @@ import torch
 from numpy.testing import assert_allclose
 
 from repo_interp.positions.assigners import LearnedPositions, LinearPositions, TokenIndex
-from repo_interp.positions.contextual import FixedSlopes, InterpolatedEmbedding, PositionMLP
-from repo_interp.positions.hope import low_components
 from repo_interp.positions.layouts import SCHEMES, format_layout, meaning
 from repo_interp.positions.rotary import rotation_tables
 
@@ -58,22 +56,6 @@ def test_tables_are_of_the_dtype_asked_for_and_exact_before_that(dtype):
     for table, expected in zip(rotation_tables(positions, frequencies, 2.0, dtype), (np.cos, np.sin), strict=True):
         assert table.dtype == dtype
         assert_allclose(table.double(), 2 * expected([[1000.25 * 0.75]]), atol=0.01 if dtype == torch.bfloat16 else 1e-4)
-
-
-def test_the_smallest_sizes_are_allowed():
-    assert InterpolatedEmbedding(2, 4).weight.shape == (2, 4)
-    with pytest.raises(ValueError, match="at least 2 whole positions"):
-        InterpolatedEmbedding(1, 4)
-    assert low_components(torch.tensor([4.0, 1.0]), 1).tolist() == [False, True]
-    with pytest.raises(ValueError, match="at least 1 token"):
-        low_components(torch.tensor([4.0, 1.0]), 0)
-
-
-def test_slopes_of_ones_own_and_the_networks_default_size():
-    logits = FixedSlopes(3, first=1.0, ratio=0.25)(torch.zeros(1, 3, 1, 2), torch.ones(1, 3, 1, 1))
-    assert_allclose(logits[0, :, 0, 0], [1, 0.25, 0.0625])
-    network = PositionMLP(4)
-    assert network.hidden.weight.shape == (64, 1) and network.unit == 64
 
 
 def test_every_scheme_has_a_meaning_and_one_layer_has_a_name():

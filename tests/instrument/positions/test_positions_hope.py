@@ -89,11 +89,6 @@ def test_removed_components_leave_the_dot_product_of_the_others():
     assert keep_components(queries.bfloat16(), high).dtype == torch.bfloat16
 
 
-def test_a_training_length_of_one_token_is_one():
-    frequencies = torch.tensor([4.0, 1.0])
-    assert low_components(frequencies, 1).tolist() == [False, True]
-
-
 def test_what_cannot_be_is_refused_with_a_reason():
     with pytest.raises(ValueError, match=r"no frequency reaches 2 pi / 6, the largest is 1"):
         hope_frequencies(FREQUENCIES, 6)

@@ -146,14 +146,14 @@ def slow_logits(scheme: PositionLogits, prompts: Prompts) -> torch.Tensor:
     return result
 
 
-def test_equals_the_formula_pair_by_pair(scheme):
-    prompts = Prompts(whole())
-    torch.testing.assert_close(prompts.logits(scheme), slow_logits(scheme, prompts), atol=2e-5, rtol=1e-5)
+PADDED = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1, 0, 0]], dtype=torch.bool)
 
 
-def test_equals_the_formula_with_left_and_right_padding_and_a_window(scheme):
-    prompts = Prompts(torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1, 0, 0]], dtype=torch.bool))
-    prompts.visible &= torch.ones(9, 9, dtype=torch.bool).triu(-3)
+@pytest.mark.parametrize(("valid", "window"), [(whole(), 9), (PADDED, 9), (PADDED, 4)], ids=["whole", "padded", "window"])
+def test_equals_the_formula_pair_by_pair(scheme, valid, window):
+    """Heads share keys, padding stands on both sides, what is not visible is 0 and counts nothing."""
+    prompts = Prompts(valid)
+    prompts.visible &= torch.ones(9, 9, dtype=torch.bool).triu(1 - window)
     torch.testing.assert_close(prompts.logits(scheme), slow_logits(scheme, prompts), atol=2e-5, rtol=1e-5)
 
 
@@ -162,43 +162,6 @@ def test_rows_asked_alone_against_all_keys_equal_the_rows_of_the_whole(scheme):
     full = prompts.logits(scheme)
     for rows in (slice(8, 9), slice(2, 6), slice(0, 1)):
         torch.testing.assert_close(prompts.logits(scheme, rows), full[:, :, rows], atol=1e-6, rtol=1e-6)
-
-
-def test_a_row_equals_that_of_a_shorter_cache_since_later_keys_are_not_seen(scheme):
-    prompts, cut = Prompts(whole(tokens=9)), 5
-    shorter = Prompts(whole(tokens=9))
-    for name in ("queries", "keys", "values"):
-        setattr(shorter, name, getattr(shorter, name)[:, :, :cut])
-    shorter.hidden, shorter.index = shorter.hidden[:, :cut], shorter.index[:, :cut]
-    shorter.visible = shorter.visible[:, :, :cut, :cut]
-    torch.testing.assert_close(shorter.logits(scheme), prompts.logits(scheme)[:, :, :cut, :cut], atol=1e-6, rtol=1e-6)
-
-
-def test_left_padding_changes_nothing(scheme):
-    alone = Prompts(whole(batch=1, tokens=6), seed=5)
-    padded = Prompts(torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1]], dtype=torch.bool), seed=6)
-    for name in ("queries", "keys", "values"):
-        getattr(padded, name)[:, :, 3:] = getattr(alone, name)
-    padded.hidden[:, 3:] = alone.hidden
-    torch.testing.assert_close(padded.logits(scheme)[:, :, 3:, 3:], alone.logits(scheme), atol=1e-6, rtol=1e-6)
-
-
-def test_what_is_not_visible_is_zero_and_counts_nothing(scheme):
-    prompts = Prompts(whole())
-    logits = prompts.logits(scheme)
-    hidden = ~prompts.visible.expand_as(logits)
-    assert (logits[hidden] == 0).all()
-    prompts.keys[:, :, 7:] = 100.0
-    prompts.values[:, :, 7:] = 100.0
-    prompts.hidden[:, 7:] = 100.0
-    torch.testing.assert_close(prompts.logits(scheme)[:, :, :7], logits[:, :, :7], atol=0, rtol=0)
-
-
-def test_grouped_keys_equal_keys_repeated_for_every_head(scheme):
-    prompts = Prompts(whole())
-    grouped = prompts.logits(scheme)
-    prompts.keys, prompts.values = (t.repeat_interleave(2, dim=1) for t in (prompts.keys, prompts.values))
-    torch.testing.assert_close(prompts.logits(scheme), grouped, atol=1e-6, rtol=1e-6)
 
 
 def test_one_mask_and_one_index_serve_the_whole_batch(scheme):

@@ -164,40 +164,9 @@ def test_a_prompt_beyond_a_learned_table_is_refused():
         model(TOKENS)
 
 
-def test_learned_absolute_positions_are_for_all_layers_or_none():
-    with pytest.raises(ri.InputError, match="for all layers or none"):
-        ri.reposition(tiny("llama"), "learned@1")
-
-
 def test_taking_learned_positions_away_again_leaves_nothing():
     model = tiny("llama")
     with torch.no_grad():
         before = model(TOKENS).logits
         ri.reposition(ri.reposition(model, "learned"), "rope")
         assert torch.equal(model(TOKENS).logits, before)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"gates": "queries"}, "gates is 'queries'; wanted one of keys, separate_keys, values, open"),
-        ({"p_max": -1}, "p_max is -1; wanted a whole number"),
-        ({"slope": 1}, "no option 'slope'; they have assignment, gates"),
-        ({"assignment": "token"}, "assignment is 'token'; wanted one of kv_head"),
-    ],
-)
-def test_options_that_do_not_exist_are_refused(options, message):
-    with pytest.raises(ri.InputError, match=message):
-        ri.reposition(tiny("llama"), "cope", **options)
-
-
-def test_options_without_effect_are_refused_by_name():
-    """Found: they were accepted, and stood in the configuration as if they meant something."""
-    for layout, options, line in (
-        ("rope", {"p_max": 16}, "p_max changes nothing in rope, which has no options; leave it out"),
-        ("cope", {"assignment": "head"}, "assignment changes nothing in cope, which has gates, map, p_max, training_length"),
-        ("repo@1", {"gates": "values"}, "gates changes nothing in rope, repo, which has assignment; leave it out"),
-    ):
-        with pytest.raises(ri.InputError, match=line):
-            ri.reposition(tiny("llama"), layout, **options)
-    ri.reposition(tiny("llama"), "rope", p_max=0, scheme_deviation=0.1)

@@ -8,24 +8,10 @@ from task_tokenizers import FAMILIES, tokenizer
 
 from repo_interp.errors import InputError
 from repo_interp.tasks import prompt_from_text
-from repo_interp.tasks.prompt import check_spans
 from repo_interp.tasks.prompt.text import MarkedText, encode, token_spans
 
 HARD = "Die Straße: One of the special magic numbers for naïve-café🙂 is: 7654321.東京は大きい。 Привет"
 """A needle at the edges of tokens, with no space before or after it, and characters of two to four bytes."""
-
-
-def test_a_token_belongs_to_the_span_it_overlaps_however_little():
-    offsets = [(0, 0), (0, 4), (4, 9), (9, 12)]
-    assert token_spans(offsets, {"needle": ((3, 5),)}, 12) == {"needle": (1, 2)}
-
-
-def test_the_larger_overlap_wins_and_the_first_on_a_tie():
-    offsets = [(0, 3), (3, 7), (7, 10)]
-    spans = token_spans(offsets, {"query": ((5, 10),), "needle": ((0, 5),)}, 10)
-    assert spans == {"needle": (0, 1), "query": (2,)}  # token 1 covers two characters of each
-    spans = token_spans(offsets, {"query": ((4, 10),), "needle": ((0, 4),)}, 10)
-    assert spans == {"needle": (0,), "query": (1, 2)}
 
 
 def test_tokens_of_no_width_belong_to_nothing_and_shared_characters_to_all():
@@ -49,11 +35,6 @@ def test_parts_keep_to_their_parent_and_may_overlap():
     assert spans["needle"] == (0, 1)  # a tie of one character each: the first
     assert spans["needle.1.key"] == spans["needle.1.value"] == (0, 1)
     assert spans["query"] == (2,)
-
-
-def test_a_span_that_gets_no_token_is_refused():
-    with pytest.raises(InputError, match='"query" covers no token'):
-        token_spans([(0, 4)], {"needle": ((0, 3),), "query": ((3, 4),)}, 4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -110,13 +91,6 @@ def test_spans_of_a_hard_needle_hold_its_text(family):
     assert set(prompt.spans["needle"]) & set(prompt.spans["query"]) == set()
 
 
-def test_every_byte_token_of_one_character_belongs():
-    prompt = prompt_from_text("a 🙂b", {"needle": ((2, 3),)}, tokenizer("byte_level_bpe"))
-    encoded = encode("a 🙂b", tokenizer("byte_level_bpe"))
-    assert sum(offset[1] == 3 for offset in encoded.offsets) >= 4  # one emoji, four bytes
-    assert prompt.spans["needle"] == tuple(index for index, (start, end) in enumerate(encoded.offsets) if start < 3 and end > 2)
-
-
 def test_offsets_with_and_without_the_leading_space_name_the_same_tokens():
     text = "hidden One of the special magic numbers"
     characters = {"needle": ((7, len(text)),)}
@@ -154,28 +128,6 @@ def test_a_tokenizer_without_offsets_and_no_tokenizer_are_refused():
         encode("text", Slow())
     with pytest.raises(InputError, match="there is none"):
         encode("text", None)
-
-
-BROKEN = {
-    "empty": ({"needle": ()}, (), 'span "needle" is empty'),
-    "outside": ({"needle": (3, 9)}, (), "holds token 9, but the prompt has the tokens 0 to 8"),
-    "negative": ({"needle": (-1,)}, (), "holds token -1"),
-    "twice": ({"needle": (3, 3)}, (), "holds token 3 twice"),
-    "overlap": ({"needle": (1, 2), "query": (2, 3)}, (), 'spans "needle" and "query" share token 2'),
-    "generated": ({"needle": (1, 2)}, (2,), 'spans "needle" and "generated" share token 2'),
-    "named generated": ({"generated": (1,)}, (), "have a field of their own"),
-    "no parent": ({"needle.1": (1,)}, (), 'part of "needle", which is not there'),
-    "no grandparent": ({"needle": (1,), "needle.1.key": (1,)}, (), 'part of "needle.1", which is not there'),
-    "out of the parent": ({"needle": (1,), "needle.1": (1, 2)}, (), 'token 2, which is not in "needle"'),
-    "dots": ({"needle": (1,), "needle.": (1,)}, (), "is no name for a span"),
-}
-
-
-@pytest.mark.parametrize("fault", BROKEN)
-def test_spans_that_do_not_fit_together_are_refused(fault):
-    spans, generated, message = BROKEN[fault]
-    with pytest.raises(InputError, match=message):
-        check_spans(spans, generated, 9, "token")
 
 
 def test_marked_text_gives_a_piece_to_its_names_and_their_parents():

@@ -257,32 +257,16 @@ def test_both_sizes_can_be_made(name):
         assert task.test_sets
 
 
-def test_unknown_names_and_options_are_refused():
+def test_options_that_do_not_fit_together_and_unknown_test_sets_are_refused():
+    """Single options, tasks and sizes are in the catalogue of bad inputs."""
     for arguments, message in (
-        (("reversing", {}), "wanted a task, one of reversal, "),
-        (("reversal", {"size": "huge"}), "task reversal: wanted a size, one of small, paper; got 'huge'"),
-        (("reversal", {"length": 3}), "task reversal has no option 'length'; it has words, "),
-        (("reversal", {"longest": "3"}), "longest is '3'; wanted a whole number"),
         (("reversal", {"longest": True}), "longest is True"),
-        (("flip_flop", {"ignore": float("nan")}), "ignore is nan; wanted a number"),
-        (("reversal", {"longest": 40}), "task reversal: wanted 1 <= shortest"),
-        (("reversal", {"words": 1}), "task reversal: wanted 2 to"),
-        (("niah", {"needles": 20}), "task niah: wanted 1 to 16 needles, got 20"),
         (("niah", {"questions": 9}), "task niah: wanted 1 to 8 questions, got 9"),
         (("niah", {"first_length": 20}), "task niah: wanted 49 <= first_length"),
         (("copying", {"questions": 9}), "task copying: wanted 1 <= questions <= first_sequences"),
-        (("copying", {"test_step": 0}), "test_step is 0; wanted a whole number from 1"),
-        (("few_shot", {"shots": 1}), "shots is 1; wanted a whole number from 2"),
         (("few_shot", {"first_length": 30}), "wanted 52 <= first_length"),
-        (("flip_flop", {"length": 127}), "wanted 4 <= first_length <= length"),
         (("flip_flop", {"first_length": 127}), "wanted an even first_length"),
-        (("flip_flop", {"ignore": 2}), "ignore is 2; wanted a number from 0 to 1"),
-        (("selective_copy", {"symbols": 40}), "symbols is 40; wanted a whole number from 2 to 26"),
-        (("selective_copy", {"blanks": 1}), "blanks is 1; wanted a whole number from 2"),
         (("counting", {"variables": 9}), "wanted variables <= fewest"),
-        (("counting", {"pass_weight": 0}), "pass_weight is 0; wanted a number above 0"),
-        (("random_tokens", {"length": 1}), "length is 1; wanted a whole number from 2"),
-        (("language", {"tokens": 99}), "tokens is 99; wanted a whole number from 258"),
     ):
         with pytest.raises(InputError, match=message):
             make_task(arguments[0], **arguments[1])
@@ -358,12 +342,12 @@ def test_values_of_balanced_counting_are_equally_frequent():
     task = make_task("counting", operations=40)
     assert task.test_sets[3:] == tuple(f"balanced_{name}" for name in task.test_sets[:3])
     for name in ("in_distribution", "shorter"):
-        plain, balanced = (task.prompts(600, test_set=kind) for kind in (name, f"balanced_{name}"))
+        plain, balanced = (task.prompts(300, test_set=kind) for kind in (name, f"balanced_{name}"))
         values = [prompt.attributes["value"] for prompt in balanced]
         assert set(values) == set(task.common_values(name)) == set(task.common_values(f"balanced_{name}"))
         assert majority(balanced) < 1.5 / len(set(values)) < majority(plain)
         common, count = np.unique([prompt.attributes["value"] for prompt in plain], return_counts=True)
-        assert set(common[count > 12]) <= set(values)  # 2 in 100
+        assert set(common[count > 6]) <= set(values)  # 2 in 100
     shorter = np.mean([prompt.attributes["value"] for prompt in task.prompts(300, test_set="shorter")])
     assert shorter > np.mean([prompt.attributes["value"] for prompt in task.prompts(300)]) + 0.5  # fewer passes, more increments
 
