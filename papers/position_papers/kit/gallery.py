@@ -96,7 +96,12 @@ def _together(verdicts: Sequence[Verdict]) -> Verdict:
     if all(each.outcome == first.outcome for each in verdicts):
         return first
     held = sum(each.outcome == HOLDS for each in verdicts)
-    return replace(first, outcome=FAILS if held else UNDECIDED, reasons=(Reason(Kind.PART, count=held, of=len(verdicts)),))
+    failed = any(each.outcome == FAILS for each in verdicts)
+    return replace(
+        first,
+        outcome=FAILS if failed else UNDECIDED,
+        reasons=(Reason(Kind.PART, count=held, of=len(verdicts)),) if held else first.reasons,
+    )
 
 
 def _page(directory: Path, paper: Paper) -> Page:

@@ -22,7 +22,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import EVERY_SEED, HOLDS, SEEN, Claim, Kind, Reason, Verdict, unmeasured, verdict
+from position_papers.kit.claims import EVERY_SEED, FAILS, HOLDS, UNDECIDED, Claim, Kind, Reason, Verdict, unmeasured, verdict
 from position_papers.kit.experiment import Drawing, Experiment, reasons_against
 from position_papers.kit.experiment import judge as verdicts_of
 from position_papers.kit.rules import AtLeast
@@ -84,7 +84,6 @@ def _of_every_seed(claim: Claim) -> Claim:
         paper_number="none",
         rule=AtLeast(SHARE.format(claim.label), 1),
         part=claim.part_of_every_seed,
-        written=SEEN,
         also=(),
         cause="",
     )
@@ -101,7 +100,9 @@ def _together(claim: Claim, checkpoint: str, by_seed: BySeed) -> Verdict:
     values = {SHARE.format(first.claim.label): held / count}
     mean, spread = float(np.mean(numbers)), float(np.std(numbers, ddof=1))
     own = verdict(claim, checkpoint, first.estimate.measured, values, mean, spread, "training seeds", count, seeds=count)
-    return replace(own, reasons=(Reason(Kind.SEEDS, count=held, of=count), *(Reason(Kind.NOTE, each) for each in listed)))
+    open_seeds = held < count and not any(each.outcome == FAILS for each in by_seed.values())
+    reasons = (Reason(Kind.SEEDS, count=held, of=count), *(Reason(Kind.NOTE, each) for each in listed))
+    return replace(own, outcome=UNDECIDED if open_seeds else own.outcome, reasons=reasons)
 
 
 def _listed(by_seed: BySeed) -> list[str]:

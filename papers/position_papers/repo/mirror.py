@@ -24,7 +24,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import EVERY_SEED, SEEN, Claim, Verdict, unmeasured, verdict
+from position_papers.kit.claims import EVERY_SEED, Claim, Verdict, unmeasured, verdict
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Custom, Observed
@@ -78,7 +78,6 @@ R3_OF_ALL = Claim(
     "layers 1 to 3 of 4",
     All(AtMost(FLATNESS_OF_ALL, 0.25), BeyondNull(BESIDE_TWINS, 0.95, relation="below")),
     "over all words and copies",
-    SEEN,
     also=("over all words and copies, every seed",),
     cause="cause",
 )
