@@ -91,8 +91,8 @@ def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.
     first = data["independent"]
     if first is None or not bands(first)["activated"].any():
         return None
-    sees = (first["distance_pairs"].sel(weights="trained").isel(repeat=0, layer=0) > 0).sum()
-    return None if sees < 2 * first.attrs["length"] else xr.DataTree.from_dict(data)
+    seen = first["first_layer_by_distance"].sel(weights="trained").notnull().all()
+    return xr.DataTree.from_dict(data) if seen else None
 
 
 def judge(tree: xr.DataTree) -> Iterable[Verdict]:

@@ -8,9 +8,9 @@ That it rises again contradicts a global decay; a U asks for more. Both are judg
 Whether it rises again is asked without the last L/16 distances, which few pairs have, all of them with the first tokens: there the curve of
 learned positions, KERPLE and ALiBi turns up, and nowhere else.
 
-A few waves at random phases fall and rise again, too: of RoPE both are asked beside what its components show with random phases
-(`random_phases`), by how deep an interior minimum is: the smaller of fall and rise, in standard deviations of the curve. Only RoPE's curve
-is made of such components.
+A few waves at random phases fall and rise again, too: of RoPE both are asked beside what its components, each as strong as it is, show with
+random phases (`random_phases`), by how deep an interior minimum is: the smaller of fall and rise. Only RoPE's curve is made of such
+components.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _RISES = All(
 
 
 _SCHEMES = (("language/learned",), ("language/rope",), ("language/kerple",))
-DEPTH = "the depth of the minimum inside, the smaller of fall and rise in standard deviations of the curve,"
+DEPTH = "the depth of the minimum inside, the smaller of fall and rise in q·k,"
 BEYOND_PHASES = "beyond random phases"
 
 
@@ -98,8 +98,6 @@ class UShape:
     """Distance of the minimum, in tokens."""
     inside: bool
     """Whether the minimum lies strictly between the ends."""
-    deviation: float
-    """The curve's standard deviation over distances."""
 
     @property
     def ratio(self) -> float:
@@ -108,8 +106,8 @@ class UShape:
 
     @property
     def depth(self) -> float:
-        """The smaller of fall and rise in standard deviations of the curve; 0 where the minimum is at an end."""
-        return min(self.fall, self.rise) / self.deviation if self.inside else 0.0
+        """The smaller of fall and rise; 0 where the minimum is at an end."""
+        return min(self.fall, self.rise) if self.inside else 0.0
 
     def values(self, errors: tuple[float, float], replicates: int) -> dict[str, Any]:
         """What the rule asks for, given the standard errors of fall and rise over so many replicates."""
@@ -140,7 +138,6 @@ def u_shape(curve: Float[np.ndarray, " distance"]) -> UShape:
         rise=float(smooth[-1] - smooth[lowest]),
         minimum=1 + lowest + smoothing_width(len(curve)) // 2,
         inside=0 < lowest < len(smooth) - 1,
-        deviation=float(smooth.std()),
     )
 
 
@@ -279,6 +276,9 @@ def _shape(data: xr.Dataset, claim: Claim, last: int, measured: str, note: str) 
     yield judged
     if _scheme(data) == "rope":
         frequencies = bands(data)["frequency"].values
-        null = random_phases(frequencies, data.attrs["length"], lambda waves: u_shape(waves.sum(0)[:last]).depth)
+        deviations = data["component_by_distance"].sel(weights="trained").mean("repeat").std("distance").values
+        null = random_phases(
+            frequencies, data.attrs["length"], lambda waves: u_shape(waves.sum(0)[:last]).depth, deviations=deviations
+        )
         observed = Observed(shape.depth, null)
         yield judged.on(BESIDE_NULL[claim], {DEPTH: observed}, f"{DEPTH} {beside_null(observed)}")

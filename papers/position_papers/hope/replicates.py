@@ -31,6 +31,7 @@ from position_papers.kit.subjects import Subject
 from repo_interp.analysis.observing import stream
 from repo_interp.errors import InputError
 from repo_interp.measures.components import Components
+from repo_interp.measures.labels import described
 from repo_interp.measures.statistics import Measure
 from repo_interp.models.load import load, load_fresh
 from repo_interp.models.reposition import attentions
@@ -213,8 +214,9 @@ def _replicate(
     groups = stream(bridge, prompts, _measures(length), batch_size, layers)
     components = groups["components"]
     data = components[list(_MEASURED)].assign(_bands(components, length))
-    alike = data["band_length"] == data["band_length"][first_rotating(data)]
-    data["component_by_distance"] = components["component_by_distance"].sel(layer=alike).mean("layer", keep_attrs=True)
+    lengths = data["band_length"].values
+    alike = np.flatnonzero(lengths == lengths[first_rotating(data)])
+    data["component_by_distance"] = components["component_by_distance"].isel(layer=alike).mean("layer", keep_attrs=True)
     data["first_layer_by_distance"] = components["component_by_distance"].isel(layer=0, drop=True)
     data["logit"] = components["logit_by_distance"].mean("head", keep_attrs=True)
     data["logit_without_first"] = groups["without_first"]["logit_by_distance"].mean("head", keep_attrs=True)
@@ -231,7 +233,7 @@ def _measures(length: int) -> tuple[Measure, ...]:
 
 def _bands(components: xr.Dataset, length: int) -> dict[str, xr.DataArray]:
     """`band_length [layer]`, min(window, `length`) tokens, and which components are in the bands of that length."""
-    seen = (components["distance_pairs"] > 0).sum("distance")
+    seen = components["component_by_distance"].notnull().any("component").sum("distance")
     tokens = described(
         seen.clip(max=length), "L of the bands: tokens that a layer compares, at most the training length", "tokens"
     )

@@ -57,9 +57,9 @@ def outstanding(vaf: Float[np.ndarray, " component"], activated: Bool[np.ndarray
 
 def peaks(data: xr.Dataset) -> np.ndarray:
     """The frequency of the component with the largest VAF in every head's mean curve, of every layer that rotates, in units of pi/L."""
-    rotating = data["frequency"].notnull().any("component")
-    shares = data["vaf_curve"].mean("repeat").sel(layer=rotating)
-    units = (data["frequency"] * data["band_length"] / np.pi).isel(repeat=0, missing_dims="ignore").sel(layer=rotating)
+    units = (data["frequency"] * data["band_length"] / np.pi).isel(repeat=0)
+    rotating = np.flatnonzero(units.notnull().any("component").values)
+    shares, units = data["vaf_curve"].mean("repeat").isel(layer=rotating), units.isel(layer=rotating)
     return units.isel(component=shares.argmax("component")).values.ravel()
 
 

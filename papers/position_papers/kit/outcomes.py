@@ -57,8 +57,11 @@ def read_table(file: Path) -> pd.DataFrame:
 
 
 def records(table: pd.DataFrame) -> list[Row]:
-    """The rows of a table of verdicts, with their reasons as records."""
-    return [{**row, "reasons": _reasons(row["reasons"])} for row in table.to_dict("records")]
+    """The rows of a table of verdicts, with their reasons as records; `shown`: those that a page has room for, of what cannot be measured
+    the first.
+    """
+    rows = [{**row, "reasons": _reasons(row["reasons"])} for row in table.to_dict("records")]
+    return [row | {"shown": row["reasons"][: 1 if row["outcome"] == UNMEASURABLE else None]} for row in rows]
 
 
 def _reasons(text: str) -> tuple[Reason, ...]:

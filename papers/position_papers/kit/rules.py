@@ -308,8 +308,8 @@ def leans(rule: Rule, values: Values) -> bool:
 
 
 def in_errors(errors: float) -> str:
-    """So many normal standard errors, and the probability that stands for them where samples are few."""
-    return f"{errors:g} standard errors (p < {level(errors):.2g} by Student's t)"
+    """So many normal standard errors; where samples are few, what is as rare by Student's t."""
+    return f"{errors:g} standard errors"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -40,7 +40,7 @@ from repo_interp.analysis.analyze import analyze
 from repo_interp.measures.attention_mass import ROWS, AttentionMass
 from repo_interp.measures.labels import described
 from repo_interp.models.load import load
-from repo_interp.plots.marks.scores import method_panels
+from repo_interp.plots.marks.scores import layout_name, method_panels
 
 SPANS = ("needle", "query", "rest", "distractor")
 """Those of table 4, and the needles that are not asked for, where there are some."""
@@ -177,7 +177,8 @@ def _beside(
         QUERY: {name: above(name, checkpoint, "query") for name in ("RoPE", *nope)},
     }
     own = of(checkpoint, "needle")
-    query = ", ".join(f"{name} {float(of(name, 'query').mean()):.3f}" for name in rivals)
+    layouts = {name: layout_name(str(mass.sel(checkpoint=rival)["layout"].item())) for name, rival in rivals.items()}
+    query = ", ".join(f"{layout} {float(of(name, 'query').mean()):.3f}" for name, layout in layouts.items())
     alone = "" if nope else f"NoPE finds {100 * attributes['found_by_nope']:.2g} % of the needles, so its attention is no rival's"
     return verdict(
         claim,
@@ -188,7 +189,7 @@ def _beside(
         float(own.std("seed", ddof=1)) if own.size > 1 else None,
         f"{own.size} seeds",
         mass.sizes["prompt"],
-        ", ".join(f"{name} {float(of(name, 'needle').mean()):.3f}" for name in rivals),
+        ", ".join(f"{layout} {float(of(name, 'needle').mean()):.3f}" for name, layout in layouts.items()),
         (
             f"needle {in_words(values[NEEDLE], 'above', '')}; query {float(of(checkpoint, 'query').mean()):.3f} ({query}), "
             f"{in_words(values[QUERY], 'below', '')}; seeds {', '.join(map(str, own['seed'].values))}",
