@@ -90,7 +90,7 @@ def test_every_claim_is_judged_where_it_can_be(made, results):
     others = {"reversal rope", "reversal repo"}
     checkpoints = {one.name for one in made[0]} - others - {"scores alone"}
     assert judged["P1"] == judged["P3"] == judged["P6"] == judged["P6 (features)"] == checkpoints
-    assert judged["P6 (task)"] == judged["P6 (task, features)"] == judged["P6 (task, positions)"] == others
+    assert judged["P6 (task, features)"] == judged["P6 (task, positions)"] == others
     assert judged["P2"] == {"rope", "repo@1"}  # the others' fake logits are additive by construction
     assert judged["P4"] == {"rope", "repo@1"}
     assert judged[P3_EXCESS.label] == set(map(str, SHAPES))
@@ -109,7 +109,6 @@ def test_every_claim_is_judged_where_it_can_be(made, results):
     assert {(label, "none") for label in of_every_seed} == {place for place in verdicts if place[0] in of_every_seed} <= without
     assert {label for label, _ in without if not label.startswith("P5")} - of_every_seed <= {
         "P6 (1 % within 1,000)",
-        "P6 (task)",
         "P6 (task, features)",
         "P6 (task, positions)",
         "P6 (learned)",

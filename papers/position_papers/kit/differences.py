@@ -148,7 +148,9 @@ def seed_difference(first: Float[np.ndarray, " seed"], second: Float[np.ndarray,
 
 def paired_seeds(first: Float[np.ndarray, " seed"], second: Float[np.ndarray, " seed"]) -> Difference:
     """`first` minus `second`, seed by seed: both were trained with the same seeds."""
-    return replace(paired_difference(first, second), over=f"{len(first)} paired seeds", seeds=len(first))
+    return replace(
+        paired_difference(first, second), over=f"{len(first)} paired seeds" if len(first) > 1 else "one seed", seeds=len(first)
+    )
 
 
 def paired_difference(first: Float[np.ndarray, " prompt"], second: Float[np.ndarray, " prompt"]) -> Difference:

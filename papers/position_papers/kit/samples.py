@@ -1,8 +1,8 @@
 """Scores as samples - over training seeds, or over prompts - and the difference of two of them with its standard error.
 
     difference = mean(a) - mean(b);   its error is taken, in this order,
-        over seeds      where both have at least two: seed by seed where they share two (paired), else Welch; where one has several
-                        and they differ: others of the single run would spread so, too
+        over seeds      where both have at least two: seed by seed where they are the same seeds (paired), else Welch; where one has
+                        several and they differ: others of the single run would spread so, too
         over prompts    where both answered the same ones: of the differences prompt by prompt (paired)
         of shares       where only shares of n prompts are known, or no prompt tells them apart from 0 % and 100 % (Newcombe)
     otherwise there is no error, and nothing can be said
@@ -108,10 +108,9 @@ def between(first: Sample, second: Sample) -> Difference:
 
 
 def _over_seeds(first: Sample, second: Sample) -> Difference:
-    shared = sorted(set(first.numbers) & set(second.numbers))
-    if len(shared) < 2:
+    if len(first.numbers) < 2 or set(first.numbers) != set(second.numbers):
         return seed_difference(first.seeds, second.seeds)
-    return paired_seeds(*(each.seeds[[each.numbers.index(seed) for seed in shared]] for each in (first, second)))
+    return paired_seeds(*(each.seeds[np.argsort(each.numbers)] for each in (first, second)))
 
 
 def rise(short: Sample, long: Sample) -> Sample:
@@ -142,6 +141,10 @@ def in_words(differences: Mapping[str, Difference], word: str, unit: str, scale:
     """
     return "; ".join(
         f"{scale * abs(each.margin):.3g}{unit} {word if each.margin >= 0 else OPPOSITE[word]} {name} "
-        f"(standard error {scale * each.standard_error:.2g} over {each.over})"
+        + (
+            f"(standard error {scale * each.standard_error:.2g} over {each.over})"
+            if each.standard_error < np.inf
+            else f"({each.over})"
+        )
         for name, each in differences.items()
     )

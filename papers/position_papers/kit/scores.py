@@ -19,7 +19,7 @@ import numpy as np
 import xarray as xr
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.recorded_scores import final_losses, unequal_budgets
+from position_papers.kit.recorded_scores import unequal_budgets
 from position_papers.kit.samples import Sample
 from position_papers.kit.subjects import Subject, records_of, seeds_of, texts_of
 from position_papers.training.configuration import TrainingConfiguration
@@ -255,10 +255,9 @@ def _live(path: Path, task: Task, length: int, count: int, options: ScoreOptions
 
 
 def note(compared: Sequence[Scored], *texts: str) -> tuple[str, ...]:
-    """`texts`, with the final losses of the checkpoints that are compared, and what differs in their budgets."""
-    losses = final_losses({scored.name: scored.recorded for scored in compared})
+    """`texts`, with what differs in the budgets of the checkpoints that are compared. Their final losses are a table of the page."""
     budgets = unequal_budgets({scored.name: scored.configuration for scored in compared})
-    return tuple(text for text in (*texts, losses, budgets) if text)
+    return tuple(text for text in (*texts, budgets) if text)
 
 
 def missing(wanted: Iterable[str], task: str) -> str:

@@ -78,6 +78,10 @@ def reversal_of(subject: Subject) -> Reversal:
     return subject.task if isinstance(subject.task, Reversal) else SIZES["paper"]
 
 
+OF_PAPER = "RePo without a layer: from a third of the layers on, as in the paper."
+"""What captions say of such legends."""
+
+
 def called(subject: Subject) -> str:
     """What a legend calls a checkpoint: RePo alone is the paper's, from a third of the layers on; of another start the layer is named."""
     scheme, _, start = subject.layout.partition("@")

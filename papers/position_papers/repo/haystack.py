@@ -19,6 +19,7 @@ from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import (
     HAYSTACKS,
     NO_HAYSTACK,
+    OF_PAPER,
     OLMO,
     called,
     finds_needles,
@@ -105,7 +106,8 @@ def _at_training_length(own: Searched, rope: Searched, without: WithoutPositions
     mine, theirs = own.sample([length], PLAIN), rope.sample([length], PLAIN)
     difference = between(mine, theirs)
     values = {NOPE: without.share, ROOM.quantity: theirs.mean, ABOVE.quantity: {"RoPE": difference}}
-    text = in_words({rope.name: difference}, "above", "")
+    left_out = LEFT_OUT.get(needles_of(own.subject))
+    text = in_words({rope.name: difference}, "above", "") + (f"; {left_out}" if left_out else "")
     without_it = "holds" if difference.exceeds() else "does not hold"
     full = (NO_ROOM, f"{mine.mean:.3f} and {rope.name} {theirs.mean:.3f} (without this condition it {without_it})")
     has_room = ROOM.holds(values)
@@ -210,9 +212,8 @@ def _trained_on_longer(own: Searched) -> str:
 
 
 def _with_budgets(text: str, *compared: Searched) -> tuple[str, ...]:
-    """`text` with the final losses of the checkpoints compared, and what differs in their budgets of training."""
-    left_out = LEFT_OUT.get(needles_of(compared[0].subject), "")
-    return note([searched.recorded for searched in compared if searched.recorded is not None], text, left_out)
+    """`text` with what differs in the budgets of training of the checkpoints compared."""
+    return note([searched.recorded for searched in compared if searched.recorded is not None], text)
 
 
 # ---- drawn ----------------------------------------------------------------------------------------------------------
@@ -233,7 +234,7 @@ def draw(searched: Sequence[Searched]) -> Iterator[Drawing]:
         f"haystack_by_length_{group}",
         method_panels(by_length),
         f"Needles found by context length (RePo table 1, fig. 1, 5), {count} prompts each. Mean over seeds, small dots: "
-        f"each{extended}{_left_out(first)}. Marks of one length stand beside each other so that equal ones can be seen.",
+        f"each{extended}{_left_out(first)}. {OF_PAPER} Marks of one length stand beside each other so that equal ones can be seen.",
         by_length,
     )
     maps = _maps(searched)
