@@ -606,7 +606,7 @@ def test_every_claim_of_ours_says_all_that_a_row_shows():
             assert claim.statement and claim.source and claim.paper_number and claim.rule.words, claim.label
             assert not claim.rule.words.endswith("."), claim.label
             parts = {other.part for other in each.claims if other.id == claim.id}
-            assert {*claim.also, *filter(None, (claim.cause,))} <= parts, claim.label
+            assert set(claim.also) <= parts, claim.label
         for experiment in each.experiments:
             assert experiment.needs.otherwise
             assert set(experiment.needs.otherwise_of) <= {claim.label for claim in experiment.claims}

@@ -347,7 +347,7 @@ def test_the_shipped_checkpoint_mirrors_and_random_weights_do_not(results):
 
 def test_taking_the_mirror_away_breaks_reversal_and_flat_instructions_break_nothing(results):
     found = verdicts(results[0])
-    mirror_taken, instruction_taken = found["R2 (cause)", "reversal/repo"], found["R3 (cause)", "reversal/repo"]
+    mirror_taken, instruction_taken = found["R2 (needed)", "reversal/repo"], found["R3 (needed)", "reversal/repo"]
     assert mirror_taken.outcome == HOLDS and mirror_taken.estimate.value == pytest.approx(1, abs=0.05)
     assert instruction_taken.outcome == FAILS and "not needed" in "; ".join(instruction_taken.notes)
     data = drawn(results[0], "causes_reversal_repo").data

@@ -56,8 +56,6 @@ class Kind(StrEnum):
     """Another part of the claim, `text`, has to hold too and does not."""
     UNTOLD = "untold"
     """Another part of the claim, `text`, has to hold too and is undecided or not measured."""
-    CAUSE = "cause"
-    """It holds, though nothing breaks without it in `count` of `of` seeds; of one model where `of` is 0."""
     NOTE = "note"
     """A remark of the experiment: `text`."""
 
@@ -89,8 +87,6 @@ class Claim:
     """The model that the claim is about, where it is another than its experiment's."""
     also: tuple[str, ...] = ()
     """Parts of the same id that have to hold too for it to stand: beyond a null, in every seed, against the rival that the paper has."""
-    cause: str = ""
-    """The part of the same id, of ours, that asks what breaks where this is removed; empty where none does."""
     shows_control: bool = False
     """Whether its control stands beside its number in the table of all claims."""
     about: tuple[tuple[str, ...], ...] = ()
@@ -208,10 +204,14 @@ def _judged(given: Verdict) -> Verdict:
 
 
 def _open(rule: Rule, values: Values) -> Reason:
-    """Why a claim is undecided: on which side its differences lie, and how many seeds would decide."""
+    """Why a claim is undecided: on which side its differences lie, and how many seeds would decide, if all stay as they are: so many that
+    the first of those that lie against it would tell, else the last of all.
+    """
     untold = [each for each in tests(rule, values) if not each.difference.exceeds(each.bound, each.errors)]
-    counts = [each.difference.seeds_to_decide(each.bound, each.errors) for each in untold]
-    return Reason(Kind.CHANCE if leans(rule, values) else Kind.NEITHER, count=max(counts, default=0) if all(counts) else 0)
+    against = [each for each in untold if each.difference.margin <= each.bound]
+    counts = [each.difference.seeds_to_decide(each.bound, each.errors) for each in against or untold]
+    known = min(filter(None, counts), default=0) if against else max(counts, default=0) * all(counts)
+    return Reason(Kind.CHANCE if leans(rule, values) else Kind.NEITHER, count=known)
 
 
 def primaries(claim: Claim, judged: Iterable[str], named: Iterable[str]) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from position_papers.kit.claims import FAILS, HOLDS, UNDECIDED, UNMEASURABLE, Claim, Kind, Reason, Verdict
 from position_papers.kit.experiment import Paper
-from position_papers.kit.outcomes import EXTENSION, Row, primary_rows, read_table, records, standing
+from position_papers.kit.outcomes import Row, primary_rows, read_table, records, standing
 from position_papers.kit.pages import rendered
 from position_papers.kit.paper_directory import PAGE, VERDICTS, read_page
 from repo_interp.errors import InputError
@@ -120,7 +120,6 @@ def _claim(rows: Sequence[Row], paper: Paper, claim: Claim) -> Page:
         # Rows of one seed spread over its prompts, which is no spread of the claim: beside them what all seeds come to.
         "numbers": [(row, over_seeds.get(row["checkpoint"])) for row in own if row["ours"]],
         "verdict": standing(partial(primary_rows, rows, paper), paper, claim),
-        "extension": claim.paper_number == EXTENSION,
     }
 
 

@@ -16,8 +16,6 @@ import pandas as pd
 from position_papers.kit.claims import FAILS, HOLDS, UNDECIDED, UNMEASURABLE, Claim, Kind, Outcome, Reason, Verdict, primaries
 from position_papers.kit.experiment import Paper
 
-EXTENSION = "none"
-"""The paper's number of a claim that no paper makes: a question of ours to one of theirs."""
 COLUMNS = (
     *("claim", "statement", "source", "paper", "checkpoint", "outcome", "measured", "ours", "spread", "over", "n"),
     *("seeds", "control", "reasons", "rule", "scale", "command"),
@@ -81,8 +79,7 @@ def standing(deciding: Deciding, paper: Paper, claim: Claim) -> Verdict | None:
     """The verdict on `claim` itself; None where nothing was measured yet.
 
     It holds where all rows that decide do, and is undecided where some are and none fails. Reasons say in how many they do where not in
-    all, which of the parts that it also has to hold (`Claim.also`) speak against it or cannot be told, and whether nothing breaks without
-    what it describes.
+    all, which of the parts that it also has to hold (`Claim.also`) speak against it or cannot be told.
     """
     rows = deciding(claim)
     judged = [row for row in rows if row["outcome"] != UNMEASURABLE]
@@ -102,7 +99,7 @@ def standing(deciding: Deciding, paper: Paper, claim: Claim) -> Verdict | None:
     ]
     if held < len(judged):
         return _verdict(claim, judged, FAILS, (Reason(Kind.PART, count=held, of=len(judged)), *lacks))
-    return _verdict(claim, judged, HOLDS, (*(lacks or untold), *_cause(deciding, paper, claim)))
+    return _verdict(claim, judged, HOLDS, lacks or untold)
 
 
 def _most_seeds(rows: Sequence[Row]) -> Reason:
@@ -124,16 +121,3 @@ def _beside(part: Claim, claim: Claim) -> str:
     """What `part` asks for beyond what `claim` does: "beyond random weights"."""
     own = claim.part.split(", ")
     return ", ".join(word for word in part.part.split(", ") if word not in own)
-
-
-def _cause(deciding: Deciding, paper: Paper, claim: Claim) -> list[Reason]:
-    """That nothing breaks where what the claim describes is removed, in how many of the training seeds that were asked."""
-    causes = [each for each in paper.claims if claim.cause and each.id == claim.id and each.part == claim.cause]
-    over_seeds = [
-        each for each in paper.claims if any((each.id, each.part) == (own.id, own.part_of_every_seed) for own in causes)
-    ]
-    for own in (reason for each in over_seeds for row in deciding(each) for reason in row["reasons"]):
-        if own.kind == Kind.SEEDS:
-            return [Reason(Kind.CAUSE, count=own.of - own.count, of=own.of)] if own.count < own.of else []
-    found = [standing(deciding, paper, each) for each in causes]
-    return [Reason(Kind.CAUSE) for own in found[:1] if own is not None and own.outcome in (FAILS, UNDECIDED)]

@@ -60,10 +60,10 @@ def _needed(quantity: str, least: float = NEEDED) -> All:
 
 
 MIRROR_NEEDED = Claim(
-    "R2", "the model needs the mirror: its layer's positions are used", R2.source, "none", _needed(OF_MIRROR, 0.5), "cause"
+    "R2", "the model needs the mirror: its layer's positions are used", R2.source, "none", _needed(OF_MIRROR, 0.5), "needed"
 )
 INSTRUCTION_NEEDED = Claim(
-    "R3", "the model needs the instruction's near-constant positions", R3.source, "none", _needed(OF_INSTRUCTION), "cause"
+    "R3", "the model needs the instruction's near-constant positions", R3.source, "none", _needed(OF_INSTRUCTION), "needed"
 )
 RANGE_NEEDED = Claim(
     "R5",
