@@ -2,8 +2,8 @@
 
     C_r(t)   of the first layer, smoothed over L/16 distances, without distance 0      range   from the lowest to the highest within [0, L)
 
-Both halves are of the same sequences, of 2 L tokens, so that every distance within L has at least L pairs of tokens; the last 1/16 of
-all distances, which few pairs have, is left out.
+Both halves are of the same sequences, of 2 L tokens, so that every distance within L has at least L pairs of tokens: on sequences of L the
+last distances have a few, all of them with the first token, which counted as whole points of the range.
 
 As the paper words it, they are in their upper half-cycle there: above the middle of their range. A cosine that passes its lowest point
 within L, as theta L > pi makes it, has seen most of its values there: of a lone component without phase the wording can hold, and the range
@@ -29,7 +29,7 @@ from position_papers.kit.experiment import Drawing, Experiment
 from position_papers.kit.rules import All, AtLeast, BeyondNull, Observed, beside_null
 from position_papers.kit.subjects import Subject
 from repo_interp.measures.labels import described
-from repo_interp.plots.views.component_curves import FEW_PAIRS, beyond_training_length
+from repo_interp.plots.views.component_curves import beyond_training_length
 from repo_interp.tasks.random_tokens import Kind
 
 TOLERANCE = 0.05
@@ -102,8 +102,8 @@ def judge(tree: xr.DataTree) -> Iterable[Verdict]:
 
 
 def halves(curve: Curve, length: int) -> tuple[Curve, Curve]:
-    """A curve over distances 0 .. 2 L - 1 within L = `length` and beyond it, without the last 1/16 of all distances."""
-    return curve[:length], curve[length : 2 * length - 2 * length // FEW_PAIRS]
+    """A curve over distances 0 .. 2 L - 1 within L = `length` and beyond it."""
+    return curve[:length], curve[length:]
 
 
 def _evidence(data: xr.Dataset, kind: Kind) -> Iterator[Verdict]:

@@ -84,7 +84,8 @@ def headlines(directory: Path, papers: Sequence[Paper]) -> list[Page]:
                 judged = [columns[title]["verdict"] for title in REAL]
                 judged = [each for each in judged if each is not None and each.outcome != UNMEASURABLE]
                 stands = _together(judged) if judged else columns["toy"]["verdict"]
-                measured = [row["measured"] for own in columns.values() for row in own["rows"] if row["measured"]]
+                rows = [row for title in (*REAL, "toy") for row in columns[title]["rows"]]
+                measured = [row["measured"] for row in sorted(rows, key=lambda row: not row["ours"]) if row["measured"]]
                 row = {"claim": claim, "paper": paper, "columns": columns, "verdict": stands}
                 found.append({**row, "measured": measured[0] if measured else ""})
     return found
