@@ -80,7 +80,7 @@ def test_hope_must_be_above_every_rival_beyond_training():
     assert h6.estimate.value == pytest.approx(80)
     assert h6.estimate.n == 200
     assert "; ".join(h6.notes).count("above") == 4 and "within L: copying/hope 90 %" in "; ".join(h6.notes)
-    assert verdicts(made("hope", 1.0, 0.5), *rivals)["H6"] == FAILS
+    assert verdicts(made("hope", 1.0, 0.3), *rivals)["H6"] == FAILS
     assert verdicts(made("hope", 1.0, 0.5), *rivals[1:])["H6"] == UNMEASURABLE
     notes = judged([made("hope", 1.0, 0.5), rivals[0]])["H6"].notes
     assert any(note.startswith("no checkpoint of alibi, kerple, fire") for note in notes)
@@ -100,21 +100,19 @@ def test_extended_models_are_compared_with_each_other():
     assert (found["H6 (PI)"], found["H6 (YaRN)"]) == (HOLDS, FAILS)
 
 
-def test_ablations_are_judged_over_all_test_sets():
+def test_ablations_are_judged_beyond_the_training_length():
     rope, first, second = made("rope", 0.9, 0.1), made("hope_ab1", 0.9, 0.6), made("hope_ab2", 0.9, 0.2)
     found = verdicts(rope, first, second, made("hope_ab3", 0.5, 0.0))
     assert (found["H7"], found["H7 (removed)"]) == (HOLDS, HOLDS)
-    found = verdicts(rope, second, made("hope_ab1", 0.9, 0.2), made("hope_ab3", 0.9, 0.3))
+    found = verdicts(rope, second, made("hope_ab1", 0.9, 0.06), made("hope_ab3", 0.9, 0.3))
     assert (found["H7"], found["H7 (removed)"]) == (FAILS, FAILS)
     assert verdicts(rope, first, second)["H7 (removed)"] == UNMEASURABLE
     given = judged([rope, first, second, made("hope_ab3", 0.5, 0.0)])["H7"]
-    assert given.estimate.value == pytest.approx(70)
-    # AB3 is in the second claim alone.
+    assert given.estimate.value == pytest.approx(60)
+    # That AB3 copies worst is what the second claim says: it need not have learned to copy.
     found = judged([rope, first, second, made("hope_ab3", 0.1, 0.0)])
-    assert (found["H7"].outcome, found["H7 (removed)"].outcome) == (HOLDS, UNMEASURABLE)
-    assert "hope_ab3" not in "; ".join(found["H7"].notes) and "did not learn to copy 2; " in "; ".join(
-        found["H7 (removed)"].notes
-    )
+    assert (found["H7"].outcome, found["H7 (removed)"].outcome) == (HOLDS, HOLDS)
+    assert "hope_ab3" not in "; ".join(found["H7"].notes)
 
 
 def test_extended_models_are_compared_over_the_seeds_that_have_weights():
@@ -122,14 +120,16 @@ def test_extended_models_are_compared_over_the_seeds_that_have_weights():
 
     def with_seeds(layout: str, *shares: float) -> Scored:
         first, *others = [made(layout, 1.0, share, {"interpolation": share, "yarn": share}) for share in shares]
-        return dataclasses.replace(first, other_seeds=tuple(other.live for other in others if other.live is not None))
+        return dataclasses.replace(
+            first, other_seeds={1 + seed: other.live for seed, other in enumerate(others) if other.live is not None}
+        )
 
     hope, rope = with_seeds("hope", 0.1, 0.7, 0.8), with_seeds("rope", 0.2, 0.2, 0.3)
     verdict = judged([hope, rope])["H6 (YaRN)"]
     assert (verdict.estimate.seeds, verdict.interval.over) == (3, "3 seeds") and verdict.estimate.value == pytest.approx(
         100 * 1.6 / 3
     )
-    assert "over 3 and 3 seeds" in "; ".join(verdict.notes) and verdict.outcome == UNDECIDED
+    assert "over 3 paired seeds" in "; ".join(verdict.notes) and verdict.outcome == UNDECIDED
 
 
 def test_perplexity_beyond_training_is_compared_with_rope():
@@ -245,7 +245,7 @@ def test_other_seeds_answer_the_prompts_of_the_first(tmp_path):
     options = ScoreOptions(count=4)
     (together,) = scores([subject("copying/rope", tmp_path / "rope")], options, Cache())
     (alone,) = scores([subject("alone", tmp_path / "rope/seed-1")], options, Cache())
-    (other,) = together.other_seeds
-    assert alone.live is not None and alone.other_seeds == ()
+    (other,) = together.other_seeds.values()
+    assert alone.live is not None and alone.other_seeds == {} and list(together.other_seeds) == [1]
     xr.testing.assert_equal(other, alone.live)
     assert together.sample(SETS, "yarn").seeds.tolist()[1:] == alone.sample(SETS, "yarn").seeds.tolist()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from functools import partial
 
 import numpy as np
 import pytest
@@ -19,16 +18,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from position_papers.kit import learned_positions
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import FAILS, HOLDS, UNDECIDED, UNMEASURABLE, Kind, Reason, Verdict
+from position_papers.kit.claims import FAILS, HOLDS, UNDECIDED, UNMEASURABLE
 from position_papers.kit.differences import share_difference
 from position_papers.kit.experiment import run
-from position_papers.kit.outcomes import primary_rows, records, standing, verdict_table
 from position_papers.kit.paper_directory import write_paper
 from position_papers.kit.scores import Scored
 from position_papers.kit.subjects import Given, subject
 from position_papers.repo import attention, causes, mirror, mirror_by_seed, ranges, segments, start_layer
 from position_papers.repo.checkpoints import longest_trained, needles, reads_text
-from position_papers.repo.chunks import CHUNKS, PATTERNS, R6, SHARE, same_as_claimed
+from position_papers.repo.chunks import CHUNKS, PATTERNS, same_as_claimed
 from position_papers.repo.efficiency import EFFICIENCY, SIZES, configuration, counts
 from position_papers.repo.haystack import HAYSTACK
 from position_papers.repo.mirror import MIRRORS, QUANTITIES, Mirror, flatness
@@ -122,7 +120,7 @@ def test_spreading_wants_growth_room_and_unevenness():
 def test_the_papers_shares_are_hybrid_dominated_and_those_of_rope_are_not():
     assert PATTERNS == ("constant", "mono", "hybrid")
     for shares, holds in (((0.22, 0.04, 0.74), True), ((0.0, 1.0, 0.0), False), ((0.04, 0.08, 0.88), False)):
-        assert R6.rule.holds(dict(zip(SHARE.values(), shares, strict=True))) is holds
+        assert same_as_claimed(np.array([shares])).tolist() == [holds]
     assert same_as_claimed(np.array([[0.22, 0.04, 0.74], [0.9, 0.0, 0.1]])).tolist() == [True, False]
 
 
@@ -131,7 +129,7 @@ def test_beside_the_papers_chunks_stands_with_how_many_others_the_rule_holds(hyb
     """Found: where the rule fails at the paper's own chunks, "the same" was said of those at which it holds."""
     shares = np.array([1 - hybrid, 0.0, hybrid])
     grid = np.array([[shares, shares], [shares, [0.9, 0.1, 0.0]]])
-    labels = np.array([[[[0, 2, 2, 2]]], [[[2, 2, 2, 2]]]])
+    labels = np.full((2, 1, 1, 4), 2)
     data = xr.Dataset(
         {
             "pattern_share_all": ("pattern", shares),
@@ -147,47 +145,42 @@ def test_beside_the_papers_chunks_stands_with_how_many_others_the_rule_holds(hyb
     assert f"the rule holds with {agreeing} of 4 pairs" in "; ".join(evidence.notes)
 
 
-def test_attention_stands_where_it_holds_in_every_seed():
-    """It compares schemes, of one model each, over prompts."""
-    holds = [Verdict(claim, "niah_keys/repo", HOLDS) for claim in attention.CLAIMS.values()]
-    for claim in attention.CLAIMS.values():
-        (over,) = (each for each in PAPER.claims if each.label == f"R4 ({claim.part_of_every_seed})")
-        rows = records(verdict_table([*holds, Verdict(over, "niah_keys/repo", FAILS)]))
-        whole = standing(partial(primary_rows, rows, PAPER), PAPER, claim)
-        assert whole is not None and (whole.outcome, whole.reasons) == (HOLDS, (Reason(Kind.LACKS, "every seed"),))
-
-
-def test_attention_wants_all_four_differences():
-    """R4: needle RePo > RoPE > NoPE, query RePo lowest."""
+def test_attention_is_compared_over_seeds_with_nope_where_it_finds_the_needles():
+    """R4: needle RePo > RoPE > NoPE, query RePo lowest; the prompts of one pair of models are one seed."""
     spans = {"repo": (3.0, 1.0), "rope": (2.0, 2.0), "nope": (1.0, 3.0)}
 
-    def verdict(found: float = 0.3, **changed: tuple[float, float]) -> list[str]:
-        means = np.array([[values] for values in (spans | changed).values()])[:, :, None] + np.zeros((3, 2, 8, 1))
+    def verdict(found: float = 0.6, seeds: int = 3, **changed: tuple[float, float]) -> list[str]:
+        means = np.array([[[values]] for values in (spans | changed).values()])[..., None, :] + np.zeros((3, seeds, 2, 8, 2))
         coords = {
             "checkpoint": list(spans),
+            "seed": list(range(seeds)),
             "rows": ["generated", "producing"],
             "span": ["needle", "query"],
             "layout": ("checkpoint", list(spans)),
             "learned_layers": ("checkpoint", [4, 0, 0]),
         }
         known = {"found_by_nope": found, "why_not": "" if found < 0.9 else "NoPE finds them"}
-        data = xr.Dataset({"mass_per_token": (("checkpoint", "rows", "prompt", "span"), means)}, coords, known)
+        data = xr.Dataset({"mass_per_token": (("checkpoint", "seed", "rows", "prompt", "span"), means)}, coords, known)
         return [evidence.outcome for evidence in attention.judge(data)]
 
-    assert verdict() == [HOLDS, HOLDS]
-    for changed in ({"repo": (2.0, 1.0)}, {"nope": (2.0, 3.0)}, {"repo": (3.0, 2.0)}, {"nope": (1.0, 0.5)}):
-        assert verdict(**changed) == [FAILS, FAILS]
+    assert verdict() == verdict(found=0.1) == [HOLDS, HOLDS]
+    for changed in ({"repo": (2.0, 1.0)}, {"repo": (3.0, 2.0)}):
+        assert verdict(**changed) == verdict(found=0.1, **changed) == [FAILS, FAILS]
+    for changed in ({"nope": (2.0, 3.0)}, {"nope": (1.0, 0.5)}):
+        assert (verdict(**changed), verdict(found=0.1, **changed)) == ([FAILS, FAILS], [HOLDS, HOLDS]), "then it is no rival"
     assert verdict(found=0.9) == [UNMEASURABLE, UNMEASURABLE]
+    assert verdict(seeds=1) == [UNDECIDED, UNDECIDED]
 
 
 @pytest.mark.parametrize(
     ("nope", "rope", "repo", "verdict"),
     [
-        (0.89, 0.5, 0.8, HOLDS),
-        (0.2, 0.8, 0.5, FAILS),
-        (0.9, 0.5, 0.8, UNMEASURABLE),
-        (None, 0.5, 0.8, HOLDS),
+        (0.89, 0.91, 0.98, HOLDS),
+        (0.2, 0.98, 0.91, FAILS),
+        (0.9, 0.91, 0.98, UNMEASURABLE),
+        (None, 0.91, 0.98, HOLDS),
         (0.2, 1.0, 1.0, UNMEASURABLE),
+        (0.2, 0.5, 0.98, "longer lengths need a model that has learned the task"),
     ],
 )
 def test_needles_that_are_found_without_positions_say_nothing(nope, rope, repo, verdict):
@@ -204,8 +197,13 @@ def test_needles_that_are_found_without_positions_say_nothing(nope, rope, repo, 
 
     given = [found(layout, share) for layout, share in (("repo", repo), ("rope", rope), ("nope", nope)) if share is not None]
     *verdicts, without_yarn = HAYSTACK.judge(given)
+    if verdict not in (HOLDS, FAILS, UNMEASURABLE):
+        assert [each.outcome for each in (*verdicts, without_yarn)] == [HOLDS, UNMEASURABLE, UNMEASURABLE], verdict
+        assert "had not converged" in "; ".join(without_yarn.notes) and "rope 0.500" in "; ".join(without_yarn.notes)
+        return
     assert [each.outcome for each in verdicts] == [verdict, verdict]
-    assert without_yarn.outcome == (HOLDS if repo > rope else FAILS), "asked whether positions are needed or not"
+    told = HOLDS if repo > rope else UNDECIDED if repo == rope else FAILS
+    assert without_yarn.outcome == told, "asked whether positions are needed or not"
     if nope == 0.9:
         assert all("nope finds 0.900 without positions" in "; ".join(each.notes) for each in verdicts)
     recorded = [dataclasses.replace(each, recorded=made_up_scores(each)) for each in given]
@@ -307,7 +305,7 @@ def test_every_claim_has_a_verdict_and_those_without_a_checkpoint_say_why(result
     by_claim = verdicts(results[0])
     assert {label for label, _ in by_claim} == {claim.label for claim in PAPER.claims}
     missing = {label: verdict for (label, name), verdict in by_claim.items() if name == "none"}
-    few_shot = {"R8", "R8 (examples throughout)", "R8 (heads)", "R8 (beyond random weights)"}
+    few_shot = {"R8", "R8 (examples throughout)", "R8 (mean over heads)", "R8 (mean over heads, beyond random weights)"}
     few_shot |= {"R8 (examples throughout, beyond random weights)"}
     lines = {"R8 (lines of code)", "R8 (lines of code, beyond random weights)"}
     of_seeds = {label for label in missing if "every seed" in label}
@@ -349,7 +347,7 @@ def test_the_shipped_checkpoint_mirrors_and_random_weights_do_not(results):
 
 def test_taking_the_mirror_away_breaks_reversal_and_flat_instructions_break_nothing(results):
     found = verdicts(results[0])
-    mirror_taken, instruction_taken = found["R2 (cause)", "reversal/repo"], found["R3 (cause)", "reversal/repo"]
+    mirror_taken, instruction_taken = found["R2 (needed)", "reversal/repo"], found["R3 (needed)", "reversal/repo"]
     assert mirror_taken.outcome == HOLDS and mirror_taken.estimate.value == pytest.approx(1, abs=0.05)
     assert instruction_taken.outcome == FAILS and "not needed" in "; ".join(instruction_taken.notes)
     data = drawn(results[0], "causes_reversal_repo").data
@@ -481,8 +479,8 @@ def test_a_checkpoint_of_no_task_of_ours_gets_text(tmp_path):
         assert len(examples) > 5 and len(many.tokens) <= 512 and padding < len(few.spans["padding"]) / 2
     result, rest = run(SEGMENTS, [mine], TINY, Cache(), lambda text: None)
     assert result.drawings[0].data["variance_between"].sel(weights="trained").dims[-1] == "head"
-    beside = ["R8 (beyond random weights)", "R8 (examples throughout, beyond random weights)"]
-    labels = ["R8", beside[0], "R8 (examples throughout)", beside[1], "R8 (heads)"]
+    beside = ["R8 (mean over heads, beyond random weights)", "R8 (examples throughout, beyond random weights)"]
+    labels = ["R8", "R8 (mean over heads)", beside[0], "R8 (examples throughout)", beside[1]]
     assert [verdict.claim.label for verdict in result.verdicts] == labels
     assert {verdict.claim for verdict in rest.verdicts} == {segments.R8_CODE, segments.BESIDE_NULL[segments.R8_CODE]}
     longer = result.drawings[0].data.drop_vars("token").pad(token=(0, 3))  # where the first prompt is shorter than another one
@@ -534,7 +532,7 @@ def test_adapters_of_text_on_a_checkpoint_of_no_task_of_ours_are_asked_for_ruler
     assert without.lengths == [320] and longest_trained(subjects[2]) == 1280  # the base knows longer ones
     searched = [search(each, TINY, cache) for each in subjects]
     at_length, *longer = HAYSTACK.judge(searched)
-    assert at_length.outcome == FAILS and len(longer) == 2
+    assert at_length.outcome == UNDECIDED and len(longer) == 2, "both find none"
     assert all(each.outcome == UNMEASURABLE and "trained on 1,280 tokens" in "; ".join(each.notes) for each in longer)
     (drawn_by_length, _) = HAYSTACK.draw(searched)
     assert drawn_by_length.data["method"].values.tolist() == ["plain"] and "YaRN" not in drawn_by_length.caption
@@ -585,7 +583,7 @@ def test_heads_that_follow_examples_count_beyond_random_weights(followed, verdic
         {"weights": ["trained", "random 0", "random 1", "random 2"], "layer": [1, 2], "head": range(5)},
         {"checkpoint": "mine"},
     )
-    (judged,) = (each for each in segments.judge({"examples throughout": made_whole(data)}) if each.claim.part == "heads")
+    (judged,) = (each for each in segments.judge({"examples throughout": made_whole(data)}) if each.claim is segments.R8)
     assert judged.estimate.value == followed and judged.outcome == verdict and "random weights 3, 3, 3" in judged.estimate.control
     assert "layer 1, head 0 follows them most: 0.0 %" in "; ".join(judged.notes)
 
@@ -630,7 +628,8 @@ def test_several_questions_about_keyed_needles_go_through_every_experiment(tmp_p
     }
     results = results_of(paths, Cache())
     found = verdicts(results)
-    assert {found[label, "niah_keys/repo"].outcome for label in ("R9", "R9 (longer)")} <= {HOLDS, FAILS, UNDECIDED}
+    assert found["R9", "niah_keys/repo"].outcome in {HOLDS, FAILS, UNDECIDED}
+    assert "had not converged" in "; ".join(found["R9 (longer)", "niah_keys/repo"].notes)
     attention = [found[label, "niah_keys/repo"] for label in ("R4", "R4 (producing rows)")]
     assert all(verdict.outcome == UNMEASURABLE and "finds 0" in "; ".join(verdict.notes) for verdict in attention)
     assert {result.experiment.name for result in results if result.drawings} >= {

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -78,7 +78,7 @@ def measure(subjects: Sequence[Subject], options: ScoreOptions, cache: Cache) ->
 def errors_of(scored: Scored, test_sets: Sequence[str]) -> Sample:
     """Errors as shares between 0 and 1, means over `test_sets`."""
     right = scored.sample(test_sets)
-    return Sample(1 - right.seeds, 1 - right.prompts, right.recorded, right.share)
+    return replace(right, seeds=1 - right.seeds, prompts=1 - right.prompts)
 
 
 def lower_error(claim: Claim, scored: Sequence[Scored], test_set: str, measured: str) -> Verdict:

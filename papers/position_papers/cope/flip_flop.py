@@ -21,7 +21,7 @@ from position_papers.cope.errors import (
     measure,
     needs,
 )
-from position_papers.kit.claims import SEEN, Claim, Verdict
+from position_papers.kit.claims import Claim, Verdict
 from position_papers.kit.experiment import Drawing, Experiment
 from position_papers.kit.scale import Scale
 from position_papers.kit.scores import Scored, first_of
@@ -44,7 +44,6 @@ C1_LONG = Claim(
     "none",  # the paper's sequences are as long as those of training
     LowerError("CoPE's error on the long sparse test set"),
     "longer",
-    SEEN,
 )
 
 

@@ -1,7 +1,6 @@
 """Contextual Position Encoding (Golovneva et al. 2024): its experiments on small trained checkpoints, claims C1 to C6.
 
-Which experiment a checkpoint is part of, the task says that its training.toml names; others are left out. The rules of the claims were
-written before anything was measured; that C6 has to hold in every training seed was asked after results were seen.
+Which experiment a checkpoint is part of, the task says that its training.toml names; others are left out.
 """
 
 from __future__ import annotations
@@ -27,5 +26,5 @@ PAPER = Paper(
     "Contextual Position Encoding (CoPE), made again",
     (FLIP_FLOP, SELECTIVE_COPY, COUNTING, PERPLEXITY, GATES, over_seeds(GATES)),
     Options,
-    {"count": 50, "counting_count": 100, "language_count": 12, "gate_texts": 8, "controls": 1, "draws": 20},
+    {"count": 50, "counting_count": 100, "language_count": 12, "gate_texts": 8, "draws": 20},
 )

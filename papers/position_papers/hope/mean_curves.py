@@ -59,9 +59,15 @@ def random_phases(
     length: int,
     statistic: Callable[[Float[np.ndarray, "component distance"]], float],
     seed: int = 0,
+    deviations: Float[np.ndarray, " component"] | None = None,
 ) -> Float[np.ndarray, " draw"]:
-    """`statistic` of each of DRAWS sets of curves over distances 0 .. length - 1."""
+    """`statistic` of each of DRAWS sets of curves over distances 0 .. length - 1. `deviations`: the standard deviation over distances that
+    every component's curve is given, the model's own; None: strengths are drawn.
+    """
     generator = np.random.default_rng([seed, length])
     turning = np.exp(1j * np.multiply.outer(frequencies, np.arange(length)))
     strengths = generator.standard_normal((DRAWS, len(frequencies), 2)) @ np.array([1, 1j])
-    return np.array([statistic((strength[:, None] * turning).real) for strength in strengths])
+    draws = ((strength[:, None] * turning).real for strength in strengths)
+    if deviations is not None:
+        draws = (curves * (deviations / curves.std(1))[:, None] for curves in draws)
+    return np.array([statistic(curves) for curves in draws])

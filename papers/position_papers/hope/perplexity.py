@@ -25,16 +25,12 @@ from position_papers.kit.cache import Cache
 from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
 from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
 from position_papers.kit.perplexities import (
-    BEYOND_SEEDS,
-    beyond_seeds,
     continued_caption,
     differences,
     differences_caption,
     errors_caption,
-    judged_beyond_seeds,
     on_the_same_windows,
     perplexity_table,
-    seed_spread,
     shortest_and_longest,
 )
 from position_papers.kit.rules import Above
@@ -52,9 +48,7 @@ H6_PERPLEXITY = Claim(
     "figure; HoPE 8.52 at L, 13.03 at 8 L",
     Above(LOG_PERPLEXITY, (RIVALS[ROPE],), MATERIAL, relation="below"),
     "perplexity",
-    also=(f"perplexity, {BEYOND_SEEDS}",),
 )
-H6_SEEDS = beyond_seeds(H6_PERPLEXITY)
 
 
 def measure(subjects: Sequence[Subject], options: ScoreOptions, cache: Cache) -> list[Scored]:
@@ -81,7 +75,7 @@ def judge(scored: Sequence[Scored]) -> Iterable[Verdict]:
         for method in METHODS
         if has_method(each, method)
     ]
-    judged = verdict(
+    yield verdict(
         H6_PERPLEXITY,
         hope.name,
         f"perplexity at {long} tokens",
@@ -91,14 +85,11 @@ def judge(scored: Sequence[Scored]) -> Iterable[Verdict]:
         control=", ".join(f"{name} {np.exp(sample.mean):.4g}" for name, sample in samples.items() if name != hope.name),
         note=note(
             [hope, rope],
-            in_words({rope.name: below}, "log perplexity below", " nats"),
+            f"log perplexity {in_words({rope.name: below}, 'below', ' nats')}",
             f"at {short} tokens {np.exp(hope.sample((short,)).mean):.4g}, {rope.name} {np.exp(rope.sample((short,)).mean):.4g}",
             ", ".join(extended),
         ),
     )
-    yield judged
-    have_long = [each for each in scored if long in each.test_sets]
-    yield judged_beyond_seeds(judged, H6_SEEDS, seed_spread(have_long, lambda each: each.sample((long,)).seeds))
 
 
 def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
@@ -123,7 +114,7 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
 
 PERPLEXITY = Experiment(
     "perplexity",
-    (H6_PERPLEXITY, H6_SEEDS),
+    (H6_PERPLEXITY,),
     Needs(
         trained_alike(of_tasks("language")),
         "no checkpoints of HoPE trained on language were given",

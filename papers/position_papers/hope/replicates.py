@@ -2,11 +2,13 @@
 
     replicate      mean logit m(t) and components C_r(t) at distance t over sequences of random tokens after BOS; replicates give the spread
     kind           the paper assigns "a random token to all positions": every token "independent", or one token "repeated" - both are taken
+                   of repeated tokens every sequence is a replicate: it has one token, which it differs by from the others
     weights        the trained checkpoint, and random-weight controls
     within, beyond sequences of L and of 2 L tokens; L is the training length, or `length` where that is shorter
 
-Read from it: rotary components by band (HoPE sec. 3.1), activated, pi / L < theta_r < 2 pi / L, and those of lower frequency;
-`measures.components` says which component is in which band. Measured are all checkpoints with weights but those trained to copy, which
+Read from it: rotary components by band (HoPE sec. 3.1), activated, pi / L < theta_r < 2 pi / L, and those of lower frequency. A layer with
+a window of w tokens compares none further apart, so that its L is min(w, L); means over layers are of those with the L of the first.
+Measured are all checkpoints with weights but those trained to copy, which
 are there for their scores.
 
 The paper takes 5,000 sequences; a few hundred give the same curves but for noise, which is measured and shown. A long sequence has as
@@ -29,6 +31,7 @@ from position_papers.kit.subjects import Subject
 from repo_interp.analysis.observing import stream
 from repo_interp.errors import InputError
 from repo_interp.measures.components import Components
+from repo_interp.measures.labels import described
 from repo_interp.measures.statistics import Measure
 from repo_interp.models.load import load, load_fresh
 from repo_interp.models.reposition import attentions
@@ -44,7 +47,7 @@ LONG = 2048
 """Training length, in tokens, above which sequences and layers are fewer: SmolLM2's 8,192 then take two cores less than an hour."""
 FIRST_LAYERS = 4
 """Of twins within L, and of the trained weights beyond it, where L is long; H4 is about the first layer, and there twins have only that."""
-_MEASURED = ("frequency", "activated", "low_frequency", "turn_share", "turn_upper", "distance_pairs")
+_MEASURED = ("frequency", "turn_share", "turn_upper", "distance_pairs")
 _EQUAL: Any = {"data_vars": "all", "coords": "minimal", "compat": "override", "join": "exact"}
 """How measurements with equal axes are put side by side."""
 _BESIDE: Any = _EQUAL | {"join": "outer", "fill_value": {"activated": False, "low_frequency": False}}
@@ -83,6 +86,10 @@ class Sampling:
     def count_of(self, kind: Kind) -> int:
         """Sequences of a kind, in all replicates together."""
         return self.repeated_sequences if kind == "repeated" else self.sequences
+
+    def repeats_of(self, kind: Kind) -> int:
+        """Replicates of a kind."""
+        return self.repeated_sequences if kind == "repeated" else self.repeats
 
     def tokens_of(self, training_length: int) -> int:
         """L: the tokens of a sequence within the training length."""
@@ -131,8 +138,9 @@ def of_model(
     """Components [repeat, ...] of replicates with `sequences` of `tokens` tokens in all; `length` is the L of their bands. With fewer
     sequences than replicates there are as few of these. `layers`: which are measured; None: all.
     """
-    counts = [sequences // sampling.repeats + (repeat < sequences % sampling.repeats) for repeat in range(sampling.repeats)]
-    seeds = [sampling.seed * sampling.repeats + repeat for repeat in range(sampling.repeats)]
+    repeats = sampling.repeats_of(kind)
+    counts = [sequences // repeats + (repeat < sequences % repeats) for repeat in range(repeats)]
+    seeds = [sampling.seed * repeats + repeat for repeat in range(repeats)]
     datasets = [
         _replicate(bridge, random_prompts(bridge, tokens, count, seed, kind), length, sampling.batch_size, layers)
         for count, seed in zip(counts, seeds, strict=True)
@@ -178,7 +186,7 @@ def _of_length(subject: Subject, options: Sampling, cache: Cache, multiple: int,
     """Replicates on sequences of `multiple` times L tokens, from the cache where they were measured before."""
     length = options.tokens_of(subject.training_length)
     own = extent(options, multiple * length, length, kind, TRAINED)
-    depends = {"sequences": own.sequences, "repeats": options.repeats, "controls": twins(subject, options)}
+    depends = {"sequences": own.sequences, "repeats": options.repeats_of(kind), "controls": twins(subject, options)}
     lengths = {"tokens": multiple * length, "length": length}
     data = subject.measured(cache, _measure, options, multiple * length, length, kind, **depends, **lengths, kind=kind)
     attributes = {"length": length, "training_length": subject.training_length, "sequences": own.sequences, "kind": kind}
@@ -205,8 +213,10 @@ def _replicate(
     """One replicate: what the measures of `_measures` give for `prompts`, as variables of one dataset."""
     groups = stream(bridge, prompts, _measures(length), batch_size, layers)
     components = groups["components"]
-    data = components[list(_MEASURED)]
-    data["component_by_distance"] = components["component_by_distance"].mean("layer", keep_attrs=True)
+    data = components[list(_MEASURED)].assign(_bands(components, length))
+    lengths = data["band_length"].values
+    alike = np.flatnonzero(lengths == lengths[first_rotating(data)])
+    data["component_by_distance"] = components["component_by_distance"].isel(layer=alike).mean("layer", keep_attrs=True)
     data["first_layer_by_distance"] = components["component_by_distance"].isel(layer=0, drop=True)
     data["logit"] = components["logit_by_distance"].mean("head", keep_attrs=True)
     data["logit_without_first"] = groups["without_first"]["logit_by_distance"].mean("head", keep_attrs=True)
@@ -221,11 +231,31 @@ def _measures(length: int) -> tuple[Measure, ...]:
     )
 
 
+def _bands(components: xr.Dataset, length: int) -> dict[str, xr.DataArray]:
+    """`band_length [layer]`, min(window, `length`) tokens, and which components are in the bands of that length."""
+    seen = components["component_by_distance"].notnull().any("component").sum("distance")
+    tokens = described(
+        seen.clip(max=length), "L of the bands: tokens that a layer compares, at most the training length", "tokens"
+    )
+    angle = components["frequency"] * tokens / np.pi
+    return {"band_length": tokens, "activated": (angle > 1) & (angle < 2), "low_frequency": angle <= 1}
+
+
+def first_rotating(data: xr.Dataset) -> int:
+    """The place of the first layer that rotates; 0 where none does."""
+    frequency = data["frequency"]
+    return int(frequency.notnull().any([axis for axis in frequency.dims if axis != "layer"]).values.argmax())
+
+
+def seen(data: xr.Dataset) -> xr.Dataset:
+    """Replicates up to the distances that the first layer which rotates compares."""
+    tokens = data["band_length"].isel(layer=first_rotating(data)).max()
+    return data.isel(distance=slice(int(tokens)))
+
+
 def bands(data: xr.Dataset) -> xr.Dataset:
     """`frequency`, `activated` and `low_frequency` [component] of the first layer that rotates, of replicates or of one of them."""
     by_layer = data[["frequency", "activated", "low_frequency"]].drop_attrs(deep=False)
     by_layer = by_layer.isel({axis: 0 for axis in by_layer.dims if axis not in ("layer", "component")}, drop=True)
-    rotating = np.flatnonzero(by_layer["frequency"].notnull().any("component").values)
-    place = int(rotating[0]) if rotating.size else 0
-    chosen = by_layer.isel(layer=place).drop_vars(["layer", "scheme"], errors="ignore")
+    chosen = by_layer.isel(layer=first_rotating(by_layer)).drop_vars(["layer", "scheme"], errors="ignore")
     return chosen.assign({name: chosen[name].astype(bool) for name in ("activated", "low_frequency")})

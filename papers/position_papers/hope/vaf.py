@@ -1,6 +1,9 @@
 """H2: components with pi/L < theta < 2 pi/L account for outstandingly much of the mean logit's variance over distances (HoPE fig. 3b, 7).
 
 VAF_r = 100 (1 - var(m - C_r) / var(m)) of the mean curves      height = (mean VAF of the activated - mean of the others) / their deviation
+
+The frequency of the largest VAF is given in units of pi/L, in which the claim's band reaches from 1 to 2, with its interval over heads and
+layers; L is that of each layer, min(window, training length).
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from position_papers.hope.mean_curves import NAME, curve_vaf, mean_curve_vaf, ra
 from position_papers.hope.replicates import NEEDS_ROPE, Sampling, bands
 from position_papers.hope.wording import OVER_REPLICATES, capped, named_bands, parts_caption, random_weights
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import EVERY_SEED, SEEN, Claim, Verdict, verdict
+from position_papers.kit.claims import EVERY_SEED, Claim, Verdict, verdict
 from position_papers.kit.experiment import Drawing, Experiment
 from position_papers.kit.rules import All, AtLeast, BeyondNull, Observed, beside_null
 from position_papers.kit.subjects import Subject
@@ -43,7 +46,6 @@ H2_PHASES = Claim(
     "none",
     All(H2.rule, BeyondNull(BESIDE_PHASES, 0.95, NAME)),
     "beyond random phases",
-    SEEN,
 )
 
 
@@ -53,15 +55,24 @@ def outstanding(vaf: Float[np.ndarray, " component"], activated: Bool[np.ndarray
     return float((vaf[activated].mean() - others.mean()) / others.std())
 
 
+def peaks(data: xr.Dataset) -> np.ndarray:
+    """The frequency of the component with the largest VAF in every head's mean curve, of every layer that rotates, in units of pi/L."""
+    units = (data["frequency"] * data["band_length"] / np.pi).isel(repeat=0)
+    rotating = np.flatnonzero(units.notnull().any("component").values)
+    shares, units = data["vaf_curve"].mean("repeat").isel(layer=rotating), units.isel(layer=rotating)
+    return units.isel(component=shares.argmax("component")).values.ravel()
+
+
 def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.Dataset | None:
     """Replicates of the checkpoint within L; None where it has no activated component."""
-    data = replicates.within(subjects[0], options, cache)
+    data = replicates.seen(replicates.within(subjects[0], options, cache))
     return data if bands(data)["activated"].any() else None
 
 
 def judge(data: xr.Dataset) -> Iterable[Verdict]:
     """Verdict on the checkpoint."""
-    name, activated = data.attrs["checkpoint"], bands(data)["activated"].values
+    name, activated, length = data.attrs["checkpoint"], bands(data)["activated"].values, data.sizes["distance"]
+    frequencies = bands(data)["frequency"].values
     shares = mean_curve_vaf(data["component_by_distance"])
     trained = shares.sel(weights="trained")
     means = trained.mean("repeat").values
@@ -71,6 +82,7 @@ def judge(data: xr.Dataset) -> Iterable[Verdict]:
     }
     ours = heights["trained"]
     twins = [height for weights, height in heights.items() if weights != "trained"]
+    of_heads = peaks(data.sel(weights="trained"))
     of_pairs = data["vaf"].sel(weights="trained").mean(("repeat", "layer", "head")).values[activated]
     judged = verdict(
         H2,
@@ -83,12 +95,11 @@ def judge(data: xr.Dataset) -> Iterable[Verdict]:
         data.attrs["sequences"],
         random_weights(heights),
         f"VAF of the activated {_percent(means[activated])}, largest other {_percent(means[~activated].max(keepdims=True))}; "
-        f"over heads, of all pairs' logits: {_percent(of_pairs)}",
+        f"over heads, of all pairs' logits: {_percent(of_pairs)}; {_peak(of_heads, means, frequencies * length / np.pi)}",
         capped(data),
     )
     yield judged
-    frequencies = bands(data)["frequency"].values
-    null = random_phases(frequencies, data.attrs["length"], lambda curves: outstanding(curve_vaf(curves), activated))
+    null = random_phases(frequencies, length, lambda curves: outstanding(curve_vaf(curves), activated))
     observed = Observed(ours, null)
     values = {BESIDE_PHASES: observed}
     yield judged.on(H2_PHASES, values, beside_null(observed))
@@ -114,6 +125,14 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
 
 
 VAF = Experiment("vaf", (H2, H2_PHASES), NEEDS_ROPE, measure, judge, draw)
+
+
+def _peak(of_heads: np.ndarray, of_mean_curve: np.ndarray, units: np.ndarray) -> str:
+    low, middle, high = np.quantile(of_heads, (0.05, 0.5, 0.95))
+    return (
+        f"the largest VAF is at {units[of_mean_curve.argmax()]:.2f} pi/L; over {len(of_heads)} heads at {middle:.2f} pi/L (90 % of them "
+        f"{low:.2f} to {high:.2f})"
+    )
 
 
 def _percent(values: np.ndarray) -> str:

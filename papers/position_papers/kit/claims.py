@@ -16,12 +16,10 @@ from enum import StrEnum
 import numpy as np
 
 from position_papers.kit.differences import holm
-from position_papers.kit.rules import Rule, Values, chance, holds_but_for_chance
+from position_papers.kit.rules import Rule, Values, chance, leans, may_hold, tests
 from position_papers.kit.scale import Scale
 
 EVERY_SEED = "every seed"
-BLIND, SEEN = "blind", "after results were seen"
-"""When a rule was written."""
 
 
 class Outcome(StrEnum):
@@ -30,7 +28,7 @@ class Outcome(StrEnum):
     HOLDS = "holds"
     FAILS = "fails"
     UNDECIDED = "undecided"
-    """The numbers are as claimed, but chance alone may make them with so few samples."""
+    """So few samples tell neither that it holds nor that it does not."""
     UNMEASURABLE = "not measurable"
 
 
@@ -45,9 +43,11 @@ class Kind(StrEnum):
     UNDEFINED = "undefined"
     """The number is NaN: a mean of nothing, a share of 0."""
     CHANCE = "chance"
-    """Too few samples to tell the number from chance."""
+    """The number is as claimed, with too few samples to tell it from chance; `count` seeds would, 0 where that is not known."""
+    NEITHER = "neither"
+    """The number is not as claimed, with too few samples to tell that it is not chance; `count` as above."""
     HOLM = "holm"
-    """It holds by itself, but not after Holm's correction over the `of` rows of its claim."""
+    """It holds by itself, but not after Holm's correction over the `of` rows that decide on its claim."""
     SEEDS = "seeds"
     """The rule holds in `count` of `of` training seeds."""
     PART = "part"
@@ -56,8 +56,6 @@ class Kind(StrEnum):
     """Another part of the claim, `text`, has to hold too and does not."""
     UNTOLD = "untold"
     """Another part of the claim, `text`, has to hold too and is undecided or not measured."""
-    CAUSE = "cause"
-    """It holds, though nothing breaks without it in `count` of `of` seeds; of one model where `of` is 0."""
     NOTE = "note"
     """A remark of the experiment: `text`."""
 
@@ -85,14 +83,12 @@ class Claim:
     rule: Rule
     part: str = ""
     """Which part of the claim; empty for the claim itself."""
-    written: str = BLIND
-    """Whether the rule was written blind or after results were seen."""
     scale: Scale | None = None
     """The model that the claim is about, where it is another than its experiment's."""
     also: tuple[str, ...] = ()
     """Parts of the same id that have to hold too for it to stand: beyond a null, in every seed, against the rival that the paper has."""
-    cause: str = ""
-    """The part of the same id, of ours, that asks what breaks where this is removed; empty where none does."""
+    shows_control: bool = False
+    """Whether its control stands beside its number in the table of all claims."""
     about: tuple[tuple[str, ...], ...] = ()
     """Where it speaks of several things - schemes, tasks -: for each the zoo's checkpoints that can decide; the first that is judged does.
     Empty: it speaks of one, and the first of its experiment's checkpoints decides."""
@@ -204,16 +200,38 @@ def _judged(given: Verdict) -> Verdict:
         return Verdict(given.claim, given.checkpoint, UNMEASURABLE, bare, reasons=(Reason(Kind.UNDEFINED), *given.reasons))
     if rule.holds(values):
         return replace(given, outcome=HOLDS)
-    if holds_but_for_chance(rule, values):
-        return replace(given, outcome=UNDECIDED, reasons=(Reason(Kind.CHANCE), *given.reasons))
-    return given
+    return replace(given, outcome=UNDECIDED, reasons=(_open(rule, values), *given.reasons)) if may_hold(rule, values) else given
 
 
-def corrected_together(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """The same verdicts, where several rows of one claim that hold by tests also have to hold after Holm's correction."""
-    corrected = list(verdicts)
+def _open(rule: Rule, values: Values) -> Reason:
+    """Why a claim is undecided: on which side its differences lie, and how many seeds would decide, if all stay as they are: so many that
+    the first of those that lie against it would tell, else the last of all.
+    """
+    untold = [each for each in tests(rule, values) if not each.difference.exceeds(each.bound, each.errors)]
+    against = [each for each in untold if each.difference.margin <= each.bound]
+    counts = [each.difference.seeds_to_decide(each.bound, each.errors) for each in against or untold]
+    known = min(filter(None, counts), default=0) if against else max(counts, default=0) * all(counts)
+    return Reason(Kind.CHANCE if leans(rule, values) else Kind.NEITHER, count=known)
+
+
+def primaries(claim: Claim, judged: Iterable[str], named: Iterable[str]) -> list[str]:
+    """The checkpoints that decide on `claim` out of those that could be `judged`: the first of those its experiment has `named`, else the
+    first of all; for a claim `about` several things, the first of each.
+    """
+    judged = list(judged)
+    things = [name for group in claim.about for name in [each for each in group if each in judged][:1]]
+    return things or [name for name in (*named, *judged) if name in judged][:1]
+
+
+def corrected_together(verdicts: Sequence[Verdict], named: Iterable[str] = ()) -> list[Verdict]:
+    """The same verdicts, where several rows that decide on one claim (`primaries`) and hold by tests also have to hold after Holm's
+    correction. Rows on other checkpoints are no further tests of the claim, and are judged each by itself.
+    """
+    corrected, named = list(verdicts), tuple(named)
     for claim in dict.fromkeys(each.claim for each in verdicts):
-        rows = [place for place, each in enumerate(verdicts) if each.claim is claim and each.outcome != UNMEASURABLE]
+        judged = [place for place, each in enumerate(verdicts) if each.claim is claim and each.outcome != UNMEASURABLE]
+        deciding = primaries(claim, (verdicts[place].checkpoint for place in judged), named)
+        rows = [place for place in judged if verdicts[place].checkpoint in deciding]
         tested = {place: own for place in rows if (own := chance(claim.rule, verdicts[place].estimate.values)) is not None}
         for place, probable in zip(tested, holm(np.array(list(tested.values()))), strict=True):
             own = verdicts[place]

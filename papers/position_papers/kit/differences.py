@@ -1,6 +1,7 @@
 """The difference of two quantities with its standard error: over seeds where one has several, else over prompts.
 
-    over seeds          Welch: s^2 = s1^2 / n1 + s2^2 / n2, with Welch and Satterthwaite's degrees of freedom
+    equal seeds         paired: s = sd(x1 - x2) / sqrt(n), n - 1 degrees of freedom; a seed is a block of data order and first weights
+    other seeds         Welch: s^2 = s1^2 / n1 + s2^2 / n2, with Welch and Satterthwaite's degrees of freedom
     beside a single run Student: s^2 = s1^2 (1 / n1 + 1), n1 - 1 degrees of freedom; the single run's spread is taken to be s1
     prompt by prompt    paired: s = sd(x1 - x2) / sqrt(n), n - 1 degrees of freedom
     shares of prompts   Newcombe (1998, method 10): both shares' Wilson limits, so that 0 % and 100 % have an error too
@@ -23,6 +24,8 @@ SIGNIFICANT = 2.0
 """Standard errors of a normal sample that a difference has to be above; fewer degrees of freedom ask for more, at the same level."""
 
 
+MOST_SEEDS = 1000
+"""Where more would be needed, no number of seeds is named."""
 RAREST = 38.0
 """Standard errors beyond which a probability is 0 in floating point."""
 
@@ -37,8 +40,8 @@ class Difference:
     """What the error is taken over, in words."""
     degrees: float = np.inf
     """Degrees of freedom of the standard error."""
-    of_seeds: bool = False
-    """Whether the error is one over training seeds."""
+    seeds: int = 0
+    """Training seeds that the error is taken over, of the side that has fewer; 0 where it is not over seeds."""
 
     def limits(self, errors: float = SIGNIFICANT) -> tuple[float, float]:
         """Lower and upper limit of the difference at the level of so many normal standard errors."""
@@ -54,6 +57,16 @@ class Difference:
     def exceeds(self, bound: float = 0.0, errors: float = SIGNIFICANT) -> bool:
         """Whether the margin is above `bound`, and its lower limit above zero."""
         return bool(self.limits(errors)[0] > 0 and self.margin > bound)
+
+    def seeds_to_decide(self, bound: float = 0.0, errors: float = SIGNIFICANT) -> int:
+        """How many seeds would tell on which side of `bound` the difference lies, if it and its spread stay; 0 where none would."""
+        if self.seeds < 2 or not 0 < self.standard_error < np.inf:
+            return 0
+        away = self.margin if self.margin > bound else bound - self.margin
+        counts = np.arange(self.seeds + 1, MOST_SEEDS)
+        degrees = self.degrees * (counts - 1) / (self.seeds - 1)
+        reach = stats.t.isf(level(errors), degrees) * self.standard_error * np.sqrt(self.seeds / counts)
+        return int(counts[away > reach][0]) if (away > reach).any() else 0
 
     def falls_short(self, errors: float = SIGNIFICANT) -> bool:
         """Whether the upper limit is below zero."""
@@ -127,10 +140,17 @@ def seed_difference(first: Float[np.ndarray, " seed"], second: Float[np.ndarray,
     if max(counts) < 2:
         raise ValueError("neither has several seeds")
     if min(counts) > 1:
-        return replace(welch_difference(first, second, over), of_seeds=True)
+        return replace(welch_difference(first, second, over), seeds=min(counts))
     several = max(first, second, key=len)
     error = float(np.std(several, ddof=1) * np.sqrt(1 + 1 / len(several)))
-    return Difference(float(np.mean(first) - np.mean(second)), error, over, len(several) - 1, of_seeds=True)
+    return Difference(float(np.mean(first) - np.mean(second)), error, over, len(several) - 1, seeds=len(several))
+
+
+def paired_seeds(first: Float[np.ndarray, " seed"], second: Float[np.ndarray, " seed"]) -> Difference:
+    """`first` minus `second`, seed by seed: both were trained with the same seeds."""
+    return replace(
+        paired_difference(first, second), over=f"{len(first)} paired seeds" if len(first) > 1 else "one seed", seeds=len(first)
+    )
 
 
 def paired_difference(first: Float[np.ndarray, " prompt"], second: Float[np.ndarray, " prompt"]) -> Difference:

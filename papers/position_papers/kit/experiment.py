@@ -115,7 +115,7 @@ def run(
             continue
         judged.append(judge(experiment, data, reasons_against(experiment, group, options, cache)))
         drawings.append((group, tuple(experiment.draw(data)) if _is_drawn(experiment, group, seen) else ()))
-    corrected = iter(corrected_together([each for of_group in judged for each in of_group]))
+    corrected = iter(corrected_together([each for of_group in judged for each in of_group], experiment.needs.zoo))
     for of_group, drawn in zip(judged, _distinct_names(drawings), strict=True):
         yield Result(experiment, drawn, tuple(next(corrected) for _ in of_group))
     known, needs = {each.claim for of_group in judged for each in of_group}, experiment.needs

@@ -18,7 +18,7 @@ from typing import Any
 
 from position_papers.kit.claims import FAILS, HOLDS, UNDECIDED, UNMEASURABLE, Claim, Kind, Reason, Verdict
 from position_papers.kit.experiment import Paper
-from position_papers.kit.outcomes import EXTENSION, Row, primary_rows, read_table, records, standing
+from position_papers.kit.outcomes import Row, primary_rows, read_table, records, standing
 from position_papers.kit.pages import rendered
 from position_papers.kit.paper_directory import PAGE, VERDICTS, read_page
 from repo_interp.errors import InputError
@@ -84,7 +84,8 @@ def headlines(directory: Path, papers: Sequence[Paper]) -> list[Page]:
                 judged = [columns[title]["verdict"] for title in REAL]
                 judged = [each for each in judged if each is not None and each.outcome != UNMEASURABLE]
                 stands = _together(judged) if judged else columns["toy"]["verdict"]
-                measured = [row["measured"] for own in columns.values() for row in own["rows"] if row["measured"]]
+                rows = [row for title in (*REAL, "toy") for row in columns[title]["rows"]]
+                measured = [row["measured"] for row in sorted(rows, key=lambda row: not row["ours"]) if row["measured"]]
                 row = {"claim": claim, "paper": paper, "columns": columns, "verdict": stands}
                 found.append({**row, "measured": measured[0] if measured else ""})
     return found
@@ -96,7 +97,12 @@ def _together(verdicts: Sequence[Verdict]) -> Verdict:
     if all(each.outcome == first.outcome for each in verdicts):
         return first
     held = sum(each.outcome == HOLDS for each in verdicts)
-    return replace(first, outcome=FAILS if held else UNDECIDED, reasons=(Reason(Kind.PART, count=held, of=len(verdicts)),))
+    failed = any(each.outcome == FAILS for each in verdicts)
+    return replace(
+        first,
+        outcome=FAILS if failed else UNDECIDED,
+        reasons=(Reason(Kind.PART, count=held, of=len(verdicts)),) if held else first.reasons,
+    )
 
 
 def _page(directory: Path, paper: Paper) -> Page:
@@ -115,7 +121,6 @@ def _claim(rows: Sequence[Row], paper: Paper, claim: Claim) -> Page:
         # Rows of one seed spread over its prompts, which is no spread of the claim: beside them what all seeds come to.
         "numbers": [(row, over_seeds.get(row["checkpoint"])) for row in own if row["ours"]],
         "verdict": standing(partial(primary_rows, rows, paper), paper, claim),
-        "extension": claim.paper_number == EXTENSION,
     }
 
 

@@ -13,13 +13,11 @@ from typing import Any
 
 import pandas as pd
 
-from position_papers.kit.claims import FAILS, HOLDS, UNDECIDED, UNMEASURABLE, Claim, Kind, Outcome, Reason, Verdict
+from position_papers.kit.claims import FAILS, HOLDS, UNDECIDED, UNMEASURABLE, Claim, Kind, Outcome, Reason, Verdict, primaries
 from position_papers.kit.experiment import Paper
 
-EXTENSION = "none"
-"""The paper's number of a claim that no paper makes: a question of ours to one of theirs."""
 COLUMNS = (
-    *("claim", "statement", "source", "paper", "written", "checkpoint", "outcome", "measured", "ours", "spread", "over", "n"),
+    *("claim", "statement", "source", "paper", "checkpoint", "outcome", "measured", "ours", "spread", "over", "n"),
     *("seeds", "control", "reasons", "rule", "scale", "command"),
 )
 Row = Mapping[str, Any]
@@ -38,7 +36,7 @@ def _row(verdict: Verdict) -> dict[str, str]:
     claim, estimate, interval = verdict.claim, verdict.estimate, verdict.interval
     return {
         **{"claim": claim.label, "statement": claim.statement, "source": claim.source, "paper": claim.paper_number},
-        **{"written": claim.written, "checkpoint": verdict.checkpoint, "outcome": verdict.outcome.value},
+        **{"checkpoint": verdict.checkpoint, "outcome": verdict.outcome.value},
         "measured": estimate.measured,
         "ours": "" if estimate.value is None else f"{estimate.value:.3g}",
         "spread": "" if interval is None else f"{interval.spread:.3g}",
@@ -57,8 +55,11 @@ def read_table(file: Path) -> pd.DataFrame:
 
 
 def records(table: pd.DataFrame) -> list[Row]:
-    """The rows of a table of verdicts, with their reasons as records."""
-    return [{**row, "reasons": _reasons(row["reasons"])} for row in table.to_dict("records")]
+    """The rows of a table of verdicts, with their reasons as records; `shown`: those that a page has room for, of what cannot be measured
+    the first.
+    """
+    rows = [{**row, "reasons": _reasons(row["reasons"])} for row in table.to_dict("records")]
+    return [row | {"shown": row["reasons"][: 1 if row["outcome"] == UNMEASURABLE else None]} for row in rows]
 
 
 def _reasons(text: str) -> tuple[Reason, ...]:
@@ -66,22 +67,19 @@ def _reasons(text: str) -> tuple[Reason, ...]:
 
 
 def primary_rows(rows: Sequence[Row], paper: Paper, claim: Claim) -> list[Row]:
-    """The rows on the checkpoint that `claim` is about first of all: the first of those its experiment names that could be judged, else any
-    other that could; for a claim `about` several things, on the first of each. All rows where none could be judged.
-    """
+    """The rows on the checkpoints that decide on `claim` (`claims.primaries`); all rows where none could be judged."""
     own = [row for row in rows if row["claim"] == claim.label]
     judged = [row["checkpoint"] for row in own if row["outcome"] != UNMEASURABLE]
     named = (name for experiment in paper.experiments if claim in experiment.claims for name in experiment.needs.zoo)
-    things = [name for group in claim.about for name in [each for each in group if each in judged][:1]]
-    chosen = things or [name for name in (*named, *judged) if name in judged][:1]
+    chosen = primaries(claim, judged, named)
     return [row for row in own if row["checkpoint"] in chosen or not chosen]
 
 
 def standing(deciding: Deciding, paper: Paper, claim: Claim) -> Verdict | None:
     """The verdict on `claim` itself; None where nothing was measured yet.
 
-    It holds where all rows that decide do. Reasons say in how many they do where not in all, which of the parts that it also has to hold
-    (`Claim.also`) speak against it or cannot be told, and whether nothing breaks without what it describes.
+    It holds where all rows that decide do, and is undecided where some are and none fails. Reasons say in how many they do where not in
+    all, which of the parts that it also has to hold (`Claim.also`) speak against it or cannot be told.
     """
     rows = deciding(claim)
     judged = [row for row in rows if row["outcome"] != UNMEASURABLE]
@@ -90,9 +88,10 @@ def standing(deciding: Deciding, paper: Paper, claim: Claim) -> Verdict | None:
         return None
     if not judged:
         return _verdict(claim, rows, UNMEASURABLE, next((row["reasons"] for row in rows if row["reasons"]), ())[:1])
+    if not any(row["outcome"] == FAILS for row in judged) and held < len(judged):
+        return _verdict(claim, judged, UNDECIDED, [_most_seeds(judged)])
     if not held:
-        undecided = all(row["outcome"] == UNDECIDED for row in judged)
-        return _verdict(claim, judged, *((UNDECIDED, (Reason(Kind.CHANCE),)) if undecided else (FAILS, ())))
+        return _verdict(claim, judged, FAILS, ())
     parts = {each: standing(deciding, paper, each) for each in paper.claims if each.id == claim.id and each.part in claim.also}
     lacks = [Reason(Kind.LACKS, _beside(part, claim)) for part, own in parts.items() if own is not None and _is_against(own)]
     untold = [
@@ -100,7 +99,13 @@ def standing(deciding: Deciding, paper: Paper, claim: Claim) -> Verdict | None:
     ]
     if held < len(judged):
         return _verdict(claim, judged, FAILS, (Reason(Kind.PART, count=held, of=len(judged)), *lacks))
-    return _verdict(claim, judged, HOLDS, (*(lacks or untold), *_cause(deciding, paper, claim)))
+    return _verdict(claim, judged, HOLDS, lacks or untold)
+
+
+def _most_seeds(rows: Sequence[Row]) -> Reason:
+    """Why rows are undecided: the reason that asks for the most seeds."""
+    given = [reason for row in rows for reason in row["reasons"] if reason.kind in (Kind.CHANCE, Kind.NEITHER, Kind.HOLM)]
+    return max(given, key=lambda reason: reason.count, default=Reason(Kind.CHANCE))
 
 
 def _verdict(claim: Claim, rows: Sequence[Row], outcome: Outcome, reasons: Iterable[Reason]) -> Verdict:
@@ -116,16 +121,3 @@ def _beside(part: Claim, claim: Claim) -> str:
     """What `part` asks for beyond what `claim` does: "beyond random weights"."""
     own = claim.part.split(", ")
     return ", ".join(word for word in part.part.split(", ") if word not in own)
-
-
-def _cause(deciding: Deciding, paper: Paper, claim: Claim) -> list[Reason]:
-    """That nothing breaks where what the claim describes is removed, in how many of the training seeds that were asked."""
-    causes = [each for each in paper.claims if claim.cause and each.id == claim.id and each.part == claim.cause]
-    over_seeds = [
-        each for each in paper.claims if any((each.id, each.part) == (own.id, own.part_of_every_seed) for own in causes)
-    ]
-    for own in (reason for each in over_seeds for row in deciding(each) for reason in row["reasons"]):
-        if own.kind == Kind.SEEDS:
-            return [Reason(Kind.CAUSE, count=own.of - own.count, of=own.of)] if own.count < own.of else []
-    found = [standing(deciding, paper, each) for each in causes]
-    return [Reason(Kind.CAUSE) for own in found[:1] if own is not None and own.outcome in (FAILS, UNDECIDED)]

@@ -31,15 +31,6 @@ BUDGET = (
 """What has to be equal for schemes to be compared; of `continue_from`, whether there is one."""
 
 
-def final_losses(runs: Mapping[str, Sequence[Recorded]]) -> str:
-    """The loss of the last steps of training of checkpoints by name, means over seeds, as "final loss 0.0123 (rope), 0.5 (hope)"; ""
-    where no log is there.
-    """
-    means = {name: np.mean([run.loss for run in of_seeds]) for name, of_seeds in runs.items() if of_seeds}
-    known = [f"{mean:.3g} ({name})" for name, mean in means.items() if np.isfinite(mean)]
-    return f"final loss {', '.join(known)}" if known else ""
-
-
 LOSSES = {
     "checkpoint": "checkpoint",
     "task": "task",

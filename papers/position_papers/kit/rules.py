@@ -133,7 +133,7 @@ class Above:
     def holds(self, values: Values) -> bool:
         """Whether every required rival has a difference, and every difference is large enough."""
         differences: Mapping[str, Difference] = values[self.quantity]
-        complete = bool(differences) and set(self.rivals if self.required is None else self.required) <= set(differences)
+        complete = set(self.rivals if self.required is None else self.required) <= set(differences)
         return complete and all(each.exceeds(self.more, self.errors) for each in differences.values())
 
 
@@ -251,43 +251,65 @@ def beside_null(observed: Observed, digits: str = ".3g", share: float = 0.95) ->
     )
 
 
+class Test(NamedTuple):
+    """A difference that a rule asks to be above `bound`, and clear of 0 by so many standard errors."""
+
+    difference: Difference
+    bound: float
+    errors: float
+
+
+def tests(rule: Rule, values: Values) -> list[Test]:
+    """The differences that `rule` tests."""
+    match rule:
+        case Significant(quantity, errors):
+            return [Test(values[quantity], 0.0, errors)]
+        case Above(quantity):
+            return [Test(each, rule.more, rule.errors) for each in values[quantity].values()]
+        case All():
+            return [each for part in rule.rules for each in tests(part, values)]
+        case Where():
+            return tests(rule.rule, values)
+    return []
+
+
 def chance(rule: Rule, values: Values) -> float | None:
     """How probable it is by chance that the differences are as large as `rule` asks for, in multiples of its level; the most probable of
     several, since all have to be. None for a rule that tests no difference.
     """
-    match rule:
-        case Significant(quantity, errors):
-            return values[quantity].p_value() / level(errors)
-        case Above(quantity):
-            return max((each.p_value() / level(rule.errors) for each in values[quantity].values()), default=None)
-        case All():
-            return max((own for each in rule.rules if (own := chance(each, values)) is not None), default=None)
-        case Where():
-            return chance(rule.rule, values)
-    return None
+    return max((each.difference.p_value() / level(each.errors) for each in tests(rule, values)), default=None)
 
 
-def holds_but_for_chance(rule: Rule, values: Values) -> bool:
-    """Whether `rule` would hold if every difference that it tests had no error: all are as claimed, and too few samples tell."""
+def may_hold(rule: Rule, values: Values) -> bool:
+    """Whether the errors leave it open that `rule` holds: every difference reaches what is asked of it at its upper limit."""
     match rule:
-        case Significant(quantity):
-            return values[quantity].margin > 0
+        case Significant():
+            return all(each.difference.limits(each.errors)[1] > each.bound for each in tests(rule, values))
         case Above(quantity):
-            differences: Mapping[str, Difference] = values[quantity]
-            required = set(rule.rivals if rule.required is None else rule.required)
-            return required <= set(differences) and all(each.margin > max(rule.more, 0) for each in differences.values())
-        case NotBelow(quantity, rivals):
-            return set(rivals) <= set(values[quantity]) and all(each.margin >= 0 for each in values[quantity].values())
+            complete = set(rule.rivals if rule.required is None else rule.required) <= set(values[quantity])
+            return complete and all(each.difference.limits(each.errors)[1] > each.bound for each in tests(rule, values))
         case All():
-            return all(holds_but_for_chance(each, values) for each in rule.rules)
+            return all(may_hold(each, values) for each in rule.rules)
         case Where():
-            return holds_but_for_chance(rule.rule, values)
+            return may_hold(rule.rule, values)
     return rule.holds(values)
 
 
+def leans(rule: Rule, values: Values) -> bool:
+    """Whether all differences lie on the side that `rule` asks for, whatever their errors."""
+    match rule:
+        case NotBelow(quantity):
+            return all(each.margin >= 0 for each in values[quantity].values())
+        case All():
+            return all(leans(each, values) for each in rule.rules)
+        case Where():
+            return leans(rule.rule, values)
+    return all(each.difference.margin > each.bound for each in tests(rule, values))
+
+
 def in_errors(errors: float) -> str:
-    """So many normal standard errors, and the probability that stands for them where samples are few."""
-    return f"{errors:g} standard errors (p < {level(errors):.2g} by Student's t)"
+    """So many normal standard errors; where samples are few, what is as rare by Student's t."""
+    return f"{errors:g} standard errors"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -1,7 +1,8 @@
 """Scores as samples - over training seeds, or over prompts - and the difference of two of them with its standard error.
 
     difference = mean(a) - mean(b);   its error is taken, in this order,
-        over seeds      where both have at least two (Welch), or one has, and they differ: others of the single run would spread so, too
+        over seeds      where both have at least two: seed by seed where they are the same seeds (paired), else Welch; where one has
+                        several and they differ: others of the single run would spread so, too
         over prompts    where both answered the same ones: of the differences prompt by prompt (paired)
         of shares       where only shares of n prompts are known, or no prompt tells them apart from 0 % and 100 % (Newcombe)
     otherwise there is no error, and nothing can be said
@@ -23,11 +24,19 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from position_papers.kit.differences import Difference, paired_difference, seed_difference, share_difference, wilson
+from position_papers.kit.differences import (
+    Difference,
+    paired_difference,
+    paired_seeds,
+    seed_difference,
+    share_difference,
+    wilson,
+)
 
 MATERIAL = 0.005
 """Nats per token: half a per cent of perplexity. CoPE's is 1.5 % below that of relative positions in its paper."""
 NOTHING = "nothing to take an error over"
+OPPOSITE = {"above": "below", "below": "above", "less than": "more than"}
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,8 @@ class Sample:
     """Prompts behind a recorded mean, in all test sets together."""
     share: bool
     """Whether a score is a share, between 0 and 1."""
+    numbers: tuple[int, ...] = ()
+    """The training seed of each of `seeds`; empty where they are not known."""
 
     @property
     def mean(self) -> float:
@@ -83,7 +94,7 @@ class Sample:
 def between(first: Sample, second: Sample) -> Difference:
     """The scores of `first` minus those of `second`; see the module."""
     if max(len(first.seeds), len(second.seeds)) > 1:
-        over_seeds = seed_difference(first.seeds, second.seeds)
+        over_seeds = _over_seeds(first, second)
         if over_seeds.standard_error > 0 or min(len(first.seeds), len(second.seeds)) > 1:
             return over_seeds
     shares = first.share and second.share and min(first.count, second.count) > 0
@@ -96,11 +107,22 @@ def between(first: Sample, second: Sample) -> Difference:
     return Difference(first.mean - second.mean, np.inf, NOTHING)
 
 
+def _over_seeds(first: Sample, second: Sample) -> Difference:
+    if len(first.numbers) < 2 or set(first.numbers) != set(second.numbers):
+        return seed_difference(first.seeds, second.seeds)
+    return paired_seeds(*(each.seeds[np.argsort(each.numbers)] for each in (first, second)))
+
+
+def rise(short: Sample, long: Sample) -> Sample:
+    """The rise of every training seed."""
+    return Sample(long.seeds - short.seeds, np.empty(0), long.recorded, False, long.numbers)
+
+
 def between_rises(first: tuple[Sample, Sample], second: tuple[Sample, Sample]) -> Difference:
     """The rise of `first` from its short to its long prompts, minus that of `second`; each is (short, long)."""
-    rises = [long.seeds - short.seeds for short, long in (first, second)]
-    if max(map(len, rises)) > 1:
-        return seed_difference(rises[0], rises[1])
+    rises = [rise(*each) for each in (first, second)]
+    if max(len(each.seeds) for each in rises) > 1:
+        return _over_seeds(*rises)
     margin = (first[1].mean - first[0].mean) - (second[1].mean - second[0].mean)
     parts = [between(first[1], second[1]), between(first[0], second[0])]
     error = float(np.sqrt(sum(part.standard_error**2 for part in parts)))
@@ -114,8 +136,15 @@ def numbers_of(sample: Sample, scale: float = 1.0) -> dict[str, Any]:
 
 
 def in_words(differences: Mapping[str, Difference], word: str, unit: str, scale: float = 1.0) -> str:
-    """Margins with their errors: "below rope by 3.1 (standard error 0.4 over 3 and 3 seeds)"."""
+    """Margins with their errors: "3.1 points below rope (standard error 0.4 over 3 paired seeds)"; the opposite of `word` where one is
+    negative.
+    """
     return "; ".join(
-        f"{word} {name} by {scale * each.margin:.3g}{unit} (standard error {scale * each.standard_error:.2g} over {each.over})"
+        f"{scale * abs(each.margin):.3g}{unit} {word if each.margin >= 0 else OPPOSITE[word]} {name} "
+        + (
+            f"(standard error {scale * each.standard_error:.2g} over {each.over})"
+            if each.standard_error < np.inf
+            else f"({each.over})"
+        )
         for name, each in differences.items()
     )

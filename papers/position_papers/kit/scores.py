@@ -11,15 +11,15 @@ Knows nothing about claims and figures.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import xarray as xr
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.recorded_scores import final_losses, unequal_budgets
+from position_papers.kit.recorded_scores import unequal_budgets
 from position_papers.kit.samples import Sample
 from position_papers.kit.subjects import Subject, records_of, seeds_of, texts_of
 from position_papers.training.configuration import TrainingConfiguration
@@ -72,8 +72,8 @@ class Scored:
     recorded: tuple[Recorded, ...]
     digest: str | None = None
     """Of config.json and the weights; None where there are none."""
-    other_seeds: tuple[xr.Dataset, ...] = ()
-    """As `live`, of the other seeds that have weights; none where nothing is asked beside plain scores, which are recorded of all."""
+    other_seeds: Mapping[int, xr.Dataset] = field(default_factory=dict)
+    """As `live` by seed, of the other seeds that have weights; none where nothing is asked beside plain scores, which are recorded."""
 
     @property
     def test_sets(self) -> tuple[str, ...]:
@@ -84,17 +84,17 @@ class Scored:
 
     def sample(self, test_sets: Sequence[str], method: str = PLAIN) -> Sample:
         """Scores as means over `test_sets`. With another method than plain, of the runs with weights."""
-        measured = [] if self.live is None else [self.live] if method == PLAIN else [self.live, *self.other_seeds]
+        measured = {} if self.live is None else {self.configuration.seed: self.live}
+        measured |= {} if method == PLAIN else self.other_seeds
         asked = {"method": method, "test_set": list(test_sets)}
-        by_run = [scores["score"].sel(asked).mean("test_set").values for scores in measured]
-        prompts = by_run[0] if by_run else np.empty(0)
-        means = [float(values.mean()) for values in by_run]
-        if method == PLAIN:
-            runs = [run for run in self.recorded if self.live is None or run.seed != self.configuration.seed]
-            means += [float(np.mean([run.means.get(name, np.nan) for name in test_sets])) for run in runs]
+        by_run = {seed: scores["score"].sel(asked).mean("test_set").values for seed, scores in measured.items()}
+        prompts = next(iter(by_run.values()), np.empty(0))
+        means = {seed: float(values.mean()) for seed, values in by_run.items()}
+        for run in self.recorded if method == PLAIN else ():
+            means.setdefault(run.seed, float(np.mean([run.means.get(name, np.nan) for name in test_sets])))
         count = len(prompts) * len(test_sets) or self.recorded[0].prompts * len(test_sets)
-        known = np.array([mean for mean in means if np.isfinite(mean)])
-        return Sample(known, prompts, count, self.metric in SHARES)
+        known = {seed: mean for seed, mean in means.items() if np.isfinite(mean)}
+        return Sample(np.array(list(known.values())), prompts, count, self.metric in SHARES, tuple(known))
 
     def tokens(self, test_set: str) -> int:
         """Longest prompt of a test set. Raises InputError where there are no weights to have made prompts for."""
@@ -132,8 +132,8 @@ def score_subject(
     assert subject.task is not None, path
     asked = tuple(methods(subject.layout))
     live = _scored(subject, configuration, options, cache, asked)
-    others = [other for seed, other in seeds_of(subject).items() if seed != configuration.seed and other.has_weights]
-    rest = tuple(_scored(other, configuration, options, cache, asked) for other in others) if asked else ()
+    others = {seed: other for seed, other in seeds_of(subject).items() if seed != configuration.seed and other.has_weights}
+    rest = {seed: _scored(other, configuration, options, cache, asked) for seed, other in others.items()} if asked else {}
     length, metric = subject.training_length, subject.task.metric
     return Scored(subject.name, subject.layout, configuration, length, metric, live, recorded, subject.digest, rest)
 
@@ -255,10 +255,9 @@ def _live(path: Path, task: Task, length: int, count: int, options: ScoreOptions
 
 
 def note(compared: Sequence[Scored], *texts: str) -> tuple[str, ...]:
-    """`texts`, with the final losses of the checkpoints that are compared, and what differs in their budgets."""
-    losses = final_losses({scored.name: scored.recorded for scored in compared})
+    """`texts`, with what differs in the budgets of the checkpoints that are compared. Their final losses are a table of the page."""
     budgets = unequal_budgets({scored.name: scored.configuration for scored in compared})
-    return tuple(text for text in (*texts, losses, budgets) if text)
+    return tuple(text for text in (*texts, budgets) if text)
 
 
 def missing(wanted: Iterable[str], task: str) -> str:

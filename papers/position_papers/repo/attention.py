@@ -2,8 +2,9 @@
 
     mass per token x 100 of needle, query and rest, mean over layers and heads, by prompt; every checkpoint gets the same prompts
 
-The rows of the generated tokens themselves are the paper's words; the rows that produced them are where an answer is looked up. Where NoPE
-finds the needles too, nothing is said: see `needles`.
+Schemes are compared seed by seed: prompts of one pair of models say what these two do. A model that does not find the needles has nowhere
+to look: its seed is left out, and NoPE is a rival only where it finds them. Where it finds nearly all, nothing is said: see `needles`.
+The rows of the generated tokens themselves are the paper's words; the rows that produced them are where an answer is looked up.
 """
 
 from __future__ import annotations
@@ -15,14 +16,24 @@ import numpy as np
 import xarray as xr
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import EVERY_SEED, Claim, Verdict, verdict
-from position_papers.kit.differences import paired_difference
+from position_papers.kit.claims import Claim, Verdict, verdict
+from position_papers.kit.differences import Difference, paired_seeds
 from position_papers.kit.experiment import Drawing, Experiment, Needs, asked_the_same
 from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import Above, All, Where
+from position_papers.kit.samples import in_words
 from position_papers.kit.scores import PLAIN
-from position_papers.kit.subjects import Subject
-from position_papers.repo.checkpoints import HAYSTACKS, NO_HAYSTACK, OLMO, finds_needles, needles, needles_of, omits_positions
+from position_papers.kit.subjects import Subject, seeds_of
+from position_papers.repo.checkpoints import (
+    HAYSTACKS,
+    NO_HAYSTACK,
+    OLMO,
+    called,
+    finds_needles,
+    needles,
+    needles_of,
+    omits_positions,
+)
 from position_papers.repo.needles import NEEDS_POSITIONS, NOPE, found_without_positions, search
 from position_papers.repo.options import Options
 from repo_interp.analysis.analyze import analyze
@@ -41,9 +52,12 @@ R4 = Claim(
     "needle 2.013 / 1.754 / 1.572, query 1.046 / 1.123 / 1.135 x 0.01",
     Where(
         NEEDS_POSITIONS,
-        All(Above(NEEDLE, ("RoPE",)), Above(ROPE_NEEDLE, ("NoPE",)), Above(QUERY, ("RoPE", "NoPE"), relation="below")),
+        All(
+            Above(NEEDLE, ("RoPE",)),
+            Above(ROPE_NEEDLE, ("NoPE",), required=()),
+            Above(QUERY, ("RoPE", "NoPE"), relation="below", required=("RoPE",)),
+        ),
     ),
-    also=(EVERY_SEED,),  # it compares schemes, and its own errors are over the prompts of one model of each
 )
 R4_PRODUCING = Claim(
     "R4",
@@ -52,7 +66,6 @@ R4_PRODUCING = Claim(
     R4.paper_number,
     R4.rule,
     part="producing rows",
-    also=("producing rows, every seed",),
 )
 CLAIMS: Mapping[str, Claim] = {"generated": R4, "producing": R4_PRODUCING}
 """By the rows that attention is read from."""
@@ -64,15 +77,19 @@ LEAST_FOUND = 0.5
 
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.Dataset:
-    """`mass_per_token [checkpoint, rows, prompt, span]` in 0.01, on prompts of the training length; `layout`, `learned_layers`."""
+    """`mass_per_token [checkpoint, seed, rows, prompt, span]` in 0.01, on prompts of the training length, NaN of seeds that are not there
+    or do not find the needles; `layout`, `label`, `learned_layers`.
+    """
+    by_seed = {subject.name: _of_seeds(subject, options, cache) for subject in subjects}
     mass = xr.concat(
-        [subject.measured(cache, _mass, options, prompts=options.prompts)["mass"] for subject in subjects],
-        dim=xr.IndexVariable("checkpoint", [subject.name for subject in subjects]),
-        join="exact",
+        list(by_seed.values()),
+        dim=xr.IndexVariable("checkpoint", list(by_seed)),
+        join="outer",
         coords="minimal",
         compat="override",
     ).assign_coords(
         layout=("checkpoint", [subject.layout for subject in subjects]),
+        label=("checkpoint", [called(subject) for subject in subjects]),
         learned_layers=("checkpoint", [len(subject.learned) for subject in subjects]),
     )
     nope = [search(subject, options, cache) for subject in subjects if omits_positions(subject.layout)][:1]
@@ -84,6 +101,19 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
         why_not=without.why_not
         or next((_lost(each.name, each, options, cache) for each in subjects if each.layout == "rope"), ""),
     )
+
+
+def _of_seeds(subject: Subject, options: Options, cache: Cache) -> xr.DataArray:
+    """The mass of every training seed; NaN of one, but the first, of which nothing can be said."""
+    parts = {}
+    for seed, own in seeds_of(subject).items():
+        mass = own.measured(cache, _mass, options, prompts=options.prompts)["mass"]
+        is_silent = own.path != subject.path and (_lost("it", own, options, cache) or _why_not(own, options, cache))
+        parts[seed] = mass.where(not is_silent)
+    joined: xr.DataArray = xr.concat(
+        list(parts.values()), dim=xr.IndexVariable("seed", list(parts)), join="exact", coords="minimal", compat="override"
+    )
+    return joined
 
 
 def _mass(subject: Subject, options: Options) -> xr.Dataset:
@@ -132,39 +162,41 @@ def judge(data: xr.Dataset) -> Iterator[Verdict]:
 def _beside(
     mass: xr.DataArray, checkpoint: str, rivals: Mapping[str, str], claim: Claim, attributes: Mapping[str, Any]
 ) -> Verdict:
-    def of(name: str, span: str) -> np.ndarray:
-        return mass.sel(checkpoint=rivals.get(name, name), span=span).values
+    def of(name: str, span: str) -> xr.DataArray:
+        """By seed, mean over prompts; seeds of which something can be said."""
+        return mass.sel(checkpoint=rivals.get(name, name), span=span).mean("prompt").dropna("seed")
 
+    def above(first: str, second: str, span: str) -> Difference:
+        one, other = xr.align(of(first, span), of(second, span), join="inner")
+        return paired_seeds(one.values, other.values)
+
+    nope = ["NoPE"] if attributes["found_by_nope"] >= LEAST_FOUND else []
     values = {
-        NEEDLE: {"RoPE": paired_difference(of(checkpoint, "needle"), of("RoPE", "needle"))},
-        ROPE_NEEDLE: {"NoPE": paired_difference(of("RoPE", "needle"), of("NoPE", "needle"))},
-        QUERY: {name: paired_difference(of(name, "query"), of(checkpoint, "query")) for name in rivals},
-    }
-    named = {
-        "needle above RoPE": values[NEEDLE]["RoPE"],
-        "needle, RoPE above NoPE": values[ROPE_NEEDLE]["NoPE"],
-        "query below RoPE": values[QUERY]["RoPE"],
-        "query below NoPE": values[QUERY]["NoPE"],
+        NEEDLE: {"RoPE": above(checkpoint, "RoPE", "needle")},
+        ROPE_NEEDLE: {name: above("RoPE", name, "needle") for name in nope},
+        QUERY: {name: above(name, checkpoint, "query") for name in ("RoPE", *nope)},
     }
     own = of(checkpoint, "needle")
     layouts = {name: layout_name(str(mass.sel(checkpoint=rival)["layout"].item())) for name, rival in rivals.items()}
-    query = ", ".join(f"{layout} {of(name, 'query').mean():.3f}" for name, layout in layouts.items())
+    query = ", ".join(f"{layout} {float(of(name, 'query').mean()):.3f}" for name, layout in layouts.items())
+    alone = "" if nope else f"NoPE finds {100 * attributes['found_by_nope']:.2g} % of the needles, so its attention is no rival's"
     return verdict(
         claim,
         checkpoint,
         "needle mass per token, 0.01",
         {**values, NOPE: attributes["found_by_nope"]},
         float(own.mean()),
-        float(own.std(ddof=1)),
-        "prompts",
-        len(own),
-        ", ".join(f"{layout} {of(name, 'needle').mean():.3f}" for name, layout in layouts.items()),
-        f"query {of(checkpoint, 'query').mean():.3f} ({query}); "
-        + "; ".join(
-            f"{what}: {'yes' if difference.exceeds() else 'no'} ({difference.margin:+.3f}, standard error {difference.standard_error:.2g})"
-            for what, difference in named.items()
+        float(own.std("seed", ddof=1)) if own.size > 1 else None,
+        f"{own.size} seeds",
+        mass.sizes["prompt"],
+        ", ".join(f"{layout} {float(of(name, 'needle').mean()):.3f}" for name, layout in layouts.items()),
+        (
+            f"needle {in_words(values[NEEDLE], 'above', '')}; query {float(of(checkpoint, 'query').mean()):.3f} ({query}), "
+            f"{in_words(values[QUERY], 'below', '')}; seeds {', '.join(map(str, own['seed'].values))}",
+            alone,
         ),
         attributes["why_not"],
+        seeds=own.size,
     )
 
 
@@ -180,13 +212,15 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     length = data.attrs["training_length"]
     mass, titles = data["mass_per_token"], {rows: title for rows, title in _TITLES.items() if rows in data["rows"].values}
     by_rows = mass.sel(rows=list(titles)).rename(rows="method", span="test_set").assign_coords(method=list(titles.values()))
-    error = by_rows.std("prompt", ddof=1) / np.sqrt(by_rows.sizes["prompt"])
-    drawn = described(by_rows.mean("prompt"), "attention mass per token", "0.01").expand_dims("seed", -1).to_dataset(name="score")
+    error = by_rows.isel(seed=0).std("prompt", ddof=1) / np.sqrt(by_rows.sizes["prompt"])
+    score = described(by_rows.mean("prompt").transpose(..., "seed"), "attention mass per token", "0.01")
+    drawn = score.to_dataset(name="score")
     yield Drawing(
         f"attention_mass_{data.attrs['task']}_{length}",
         method_panels(drawn.assign(standard_error=error)),
         f"Attention mass per token on parts of the context (RePo table 4), mean over {data.sizes['prompt']} prompts of {length} tokens, "
-        "all layers and heads; bar: standard error over prompts. Left: the rows that produced the generated tokens, one earlier; "
+        "all layers and heads; dots: training seeds; bar of a single one: standard error over prompts. "
+        "Left: the rows that produced the generated tokens, one earlier; "
         f"right: rows of the generated tokens themselves, as the paper puts it. Even attention over {length} tokens: "
         f"{UNIT / length:.3g}.",
         data,

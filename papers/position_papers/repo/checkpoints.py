@@ -12,6 +12,7 @@ from position_papers.training.trained import trained_configuration
 from repo_interp.models.architectures import training_length
 from repo_interp.models.configuration import configured, identify
 from repo_interp.models.stated import Checkpoint, described_base
+from repo_interp.plots.marks.scores import layout_name
 from repo_interp.tasks import Prompt, niah
 from repo_interp.tasks.reversal import SIZES, Reversal, reversal_prompts
 
@@ -75,6 +76,19 @@ def reversals(subject: Subject, words: int, count: int, seed: int) -> list[Promp
 def reversal_of(subject: Subject) -> Reversal:
     """Text reversal as a checkpoint was trained on it; of one that was not, the paper's."""
     return subject.task if isinstance(subject.task, Reversal) else SIZES["paper"]
+
+
+OF_PAPER = "RePo without a layer: from a third of the layers on, as in the paper."
+"""What captions say of such legends."""
+
+
+def called(subject: Subject) -> str:
+    """What a legend calls a checkpoint: RePo alone is the paper's, from a third of the layers on; of another start the layer is named."""
+    scheme, _, start = subject.layout.partition("@")
+    if scheme != "repo":
+        return layout_name(subject.layout)
+    first = int(start or 0)
+    return "RePo" if first == len(subject.schemes) // 3 else f"RePo from layer {first}"
 
 
 def omits_positions(layout: str) -> bool:

@@ -6,17 +6,19 @@ weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import xarray as xr
 from jaxtyping import Bool, Float
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import EVERY_SEED, SEEN, Claim, Verdict, verdict
+from position_papers.kit.claims import EVERY_SEED, Claim, Verdict, verdict
+from position_papers.kit.differences import Difference
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.learned_positions import why_not
-from position_papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Custom, Observed, beside_null
+from position_papers.kit.rules import All, AtMost, BeyondNull, Custom, Observed, Significant, beside_null
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import LEARNED, NO_LEARNED, OLMO, learns_long_positions
 from position_papers.repo.options import Options
@@ -27,6 +29,7 @@ from repo_interp.run import make_run
 
 PATTERNS = ("constant", "mono", "hybrid")
 SHARE = {pattern: f"the share of {pattern} chunks" for pattern in PATTERNS}
+ABOVE_HALF = "the share of hybrid chunks less one half, over prompts,"
 BESIDE_TWINS = f"{SHARE['hybrid']}, beside random weights,"
 R6 = Claim(
     "R6",
@@ -34,7 +37,7 @@ R6 = Claim(
     "RePo fig. 3",
     "constant 22 %, mono 4 %",
     All(
-        AtLeast(SHARE["hybrid"], 0.5),
+        Significant(ABOVE_HALF),
         AtMost(SHARE["mono"], 0.1),
         Custom(
             lambda values: values[SHARE["constant"]] > values[SHARE["mono"]],
@@ -50,7 +53,6 @@ R6_NULL = Claim(
     "none",
     All(R6.rule, BeyondNull(BESIDE_TWINS, 0.95)),
     "beyond random weights",
-    SEEN,
 )
 
 
@@ -84,7 +86,7 @@ def judge(data: xr.Dataset) -> Iterator[Verdict]:
         R6,
         data.attrs["checkpoint"],
         "share of hybrid chunks, per cent",
-        {SHARE[pattern]: value for pattern, value in share.items()},
+        _values(share, float(by_prompt.std(ddof=1) / np.sqrt(len(by_prompt))), len(by_prompt) - 1),
         100 * share["hybrid"],
         100 * float(by_prompt.std(ddof=1)),
         "prompts",
@@ -105,7 +107,13 @@ def judge(data: xr.Dataset) -> Iterator[Verdict]:
 
 def same_as_claimed(shares: Float[np.ndarray, "cell pattern"]) -> Bool[np.ndarray, " cell"]:
     """For each cell of a grid of (constant, mono, hybrid) shares, whether R6 holds there."""
-    return np.array([R6.rule.holds(dict(zip(SHARE.values(), map(float, cell), strict=True))) for cell in shares])
+    return np.array([R6.rule.holds(_values(dict(zip(PATTERNS, map(float, cell), strict=True)))) for cell in shares])
+
+
+def _values(share: Mapping[str, float], error: float = 0.0, degrees: float = np.inf) -> dict[str, Any]:
+    """What the rule of R6 asks for, of shares by pattern; `error`: of the hybrid share over prompts."""
+    above = Difference(share["hybrid"] - 0.5, error, "prompts", degrees)
+    return {ABOVE_HALF: above} | {SHARE[pattern]: value for pattern, value in share.items()}
 
 
 def draw(data: xr.Dataset) -> Iterator[Drawing]:

@@ -24,7 +24,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import EVERY_SEED, SEEN, Claim, Verdict, unmeasured, verdict
+from position_papers.kit.claims import EVERY_SEED, Claim, Verdict, unmeasured, verdict
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Custom, Observed
@@ -61,8 +61,7 @@ R2 = Claim(
     "RePo fig. 6",
     "layers 0, 2, 3 of 4",
     Custom(lambda values: any(map(MIRRORS.holds, values[LATER_LAYERS])), f"in one of the {LATER_LAYERS}: {MIRRORS.words}"),
-    also=(EVERY_SEED,),
-    cause="cause",
+    also=(EVERY_SEED, "needed"),
 )
 R3 = Claim(
     "R3", "opening instruction tokens get near-constant positions", R2.source, "layers 1 to 3 of 4", AtMost(FLATNESS, 0.25)
@@ -78,9 +77,7 @@ R3_OF_ALL = Claim(
     "layers 1 to 3 of 4",
     All(AtMost(FLATNESS_OF_ALL, 0.25), BeyondNull(BESIDE_TWINS, 0.95, relation="below")),
     "over all words and copies",
-    SEEN,
-    also=("over all words and copies, every seed",),
-    cause="cause",
+    also=("over all words and copies, every seed", "needed"),
 )
 _TOGETHER: Any = {"join": "exact", "coords": "minimal", "compat": "override"}
 

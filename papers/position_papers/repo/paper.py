@@ -5,7 +5,7 @@
     needle in a haystack   R4 attention mass, R5 ranges, R6 chunks, R9 scores          attention, ranges, chunks, haystack, start_layer
     language               R5, R6, and R8 segments                                     ranges, chunks, segments
     fresh models           R7 cost                                                     efficiency
-    several seeds          R2 to R6 of every seed whose weights are there              kit.over_seeds
+    several seeds          R2, R3, R5 and R6 of every seed whose weights are there     kit.over_seeds
 
 A checkpoint is asked what its task has an answer to; one of no task of ours, such as the authors', is given RULER's needle in a haystack,
 few-shot prompts, and words to reverse in its own tokens. Checkpoints are compared within a task and training length.
@@ -43,7 +43,7 @@ PAPER = Paper(
         SEGMENTS,
         HAYSTACK,
         START_LAYER,
-        *map(over_seeds, (MIRROR, ATTENTION, RANGES, CAUSES, CHUNKS)),
+        *map(over_seeds, (MIRROR, RANGES, CAUSES, CHUNKS)),
     ),
     options=Options,
     fast={

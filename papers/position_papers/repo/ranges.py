@@ -17,7 +17,7 @@ from jaxtyping import Float
 from matplotlib.lines import Line2D
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import EVERY_SEED, SEEN, Claim, Verdict, verdict
+from position_papers.kit.claims import EVERY_SEED, Claim, Verdict, verdict
 from position_papers.kit.differences import Difference, welch_difference
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.learned_positions import why_not
@@ -46,7 +46,6 @@ R5 = Claim(
     "figure",
     All(GROWS, FAR_BELOW, UNEVEN),
     also=("beyond random weights", EVERY_SEED),
-    cause="cause",
 )
 BESIDE_TWINS = (
     "the growth of the mean range, in positions, beside random weights,",
@@ -59,7 +58,6 @@ R5_NULL = Claim(
     "none",
     All(R5.rule, *(BeyondNull(quantity, 0.95) for quantity in BESIDE_TWINS)),
     "beyond random weights",
-    SEEN,
 )
 
 

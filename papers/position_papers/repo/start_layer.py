@@ -9,8 +9,9 @@ import numpy as np
 import xarray as xr
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import SEEN, Claim, Verdict, verdict
+from position_papers.kit.claims import Claim, Verdict, verdict
 from position_papers.kit.experiment import Drawing, Experiment, Needs, asked_the_same
+from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import All, AtMost, Below, Where
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import HAYSTACKS, OLMO, finds_needles, needles_of, omits_positions
@@ -27,7 +28,6 @@ R9_START = Claim(
     "figure",
     Where(All(NEEDS_POSITIONS, TOLD_APART), ROBUST),
     part="start layer",
-    written=SEEN,
 )
 
 
@@ -58,6 +58,10 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
     """`score`, `standard_error [method, checkpoint, length]` by `start (checkpoint)`, with the number of `seeds [method, checkpoint]`."""
     order = sorted(filter(_starts, subjects), key=lambda subject: (starting_layer(subject) or 0, subject.name))
     without = found_without_positions([search(subject, options, cache) for subject in subjects])
+    unused = [subject.name for subject in order if why_not(subject, options, cache)]
+    untrained = (
+        f"{', '.join(unused)} not shown to use learned positions, which the paper's models were trained to" if unused else ""
+    )
     searched = [search(subject, options, cache) for subject in order]
     lengths = searched[0].lengths
     samples = [[[each.sample([length], method) for length in lengths] for each in searched] for method in METHODS]
@@ -89,7 +93,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
             "layers": len(order[0].schemes),
             "prompts": searched[0].scores.sizes["prompt"],
             "found_by_nope": without.share,
-            "why_not": without.why_not,
+            "why_not": without.why_not or untrained,
         },
     )
 
@@ -107,7 +111,7 @@ def judge(data: xr.Dataset) -> Iterator[Verdict]:
         + f"; at L alone {at_length.min():.3f} to {at_length.max():.3f}; seeds: {bare_seeds} without YaRN, {yarn_seeds} with it"
     )
     values = {NOPE: data.attrs["found_by_nope"], TOLD_APART.quantity: yarn.min(), ROBUST.quantity: np.ptp(yarn)}
-    why_not = data.attrs["why_not"] or (
+    reason = data.attrs["why_not"] or (
         "" if TOLD_APART.holds(values) else "all find nearly all of them, so they cannot be told apart"
     )
     yield verdict(
@@ -118,7 +122,7 @@ def judge(data: xr.Dataset) -> Iterator[Verdict]:
         float(np.ptp(yarn)),
         n=data.attrs["prompts"] * data.sizes["length"],
         note=text,
-        unmeasurable=(why_not, text) if why_not else (),
+        unmeasurable=(reason, text) if reason else (),
     )
 
 
