@@ -9,6 +9,7 @@ import signal
 import sys
 from argparse import ArgumentParser, Namespace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import pandas
@@ -41,7 +42,9 @@ def killed(given: Namespace):
     yield {}
 
 
-def run(monkeypatch, table: Path, parts, *words: str) -> list[running.Row]:
+def run(monkeypatch, table: Path, parts, *words: str, start: str = "fork") -> list[running.Row]:
+    """Run parts of this file; a fork does not import torch again, as the start of every real part does."""
+    monkeypatch.setattr(running, "get_context", lambda real: get_context(start if real == "spawn" else None))
     parser = ArgumentParser()
     parser.add_argument("--parent", type=int, default=os.getpid())
     monkeypatch.setattr(sys, "argv", ["benchmark", *words])
@@ -49,10 +52,11 @@ def run(monkeypatch, table: Path, parts, *words: str) -> list[running.Row]:
     return running.run(parser, parts, COLUMNS, table, lambda file, frame: None, by_name=("long",))
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_parts_run_in_processes_of_their_own_and_replace_their_rows(monkeypatch, tmp_path, capsys):
     table = tmp_path / "new" / "table.csv"
     parts = {name: partial(written, note=name) for name in ("b/1", "b/10", "a", "long")}
-    (row,) = run(monkeypatch, table, parts, "b/1")
+    (row,) = run(monkeypatch, table, parts, "b/1", start="spawn")
     assert row["note"] == "b/1 | True"
     before = pandas.read_csv(table)
     parts["b/1"] = partial(written, note="again")
@@ -68,6 +72,7 @@ def test_parts_run_in_processes_of_their_own_and_replace_their_rows(monkeypatch,
     assert end.value.code == 2 and "there is no part 'c'; there are b/1, b/10, a, long" in capsys.readouterr().err
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_part_that_fails_or_is_killed_is_a_line_and_costs_the_others_nothing(monkeypatch, tmp_path):
     parts = {"failing": failing, "killed": killed, "fine": partial(written, note="x"), "long": failing}
     with pytest.raises(SystemExit, match=r"^failing: RuntimeError: no such thing\nkilled: BrokenProcessPool: [^\n]*$"):
