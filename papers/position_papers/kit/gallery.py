@@ -86,9 +86,24 @@ def headlines(directory: Path, papers: Sequence[Paper]) -> list[Page]:
                 stands = _together(judged) if judged else columns["toy"]["verdict"]
                 rows = [row for title in (*REAL, "toy") for row in columns[title]["rows"]]
                 measured = [row["measured"] for row in sorted(rows, key=lambda row: not row["ours"]) if row["measured"]]
-                row = {"claim": claim, "paper": paper, "columns": columns, "verdict": stands}
+                row = {
+                    "claim": claim,
+                    "paper": paper,
+                    "columns": columns,
+                    "verdict": stands,
+                    "difference": _difference(stands, rows),
+                }
                 found.append({**row, "measured": measured[0] if measured else ""})
     return found
+
+
+def _difference(verdict: Verdict | None, rows: Sequence[Row]) -> str:
+    """Of an undecided claim, the first difference that the row notes whose reason it has; else nothing."""
+    if verdict is None or verdict.outcome != UNDECIDED:
+        return ""
+    own = [row["reasons"] for row in rows if row["outcome"] == UNDECIDED and set(verdict.reasons[:1]) <= set(row["reasons"])]
+    notes = [each.text for reasons in own for each in reasons if each.kind == Kind.NOTE]
+    return notes[0].partition(";")[0] if notes else ""
 
 
 def _together(verdicts: Sequence[Verdict]) -> Verdict:

@@ -228,7 +228,7 @@ def test_the_page_has_every_component_with_frequency_and_wavelength(no_pictures,
     assert_allclose([one["wavelength"] for one in data["components"]], 2 * np.pi / FREQUENCIES, rtol=1e-5)
     mean = run["components"]["component_by_distance"].mean("layer").values
     assert data["distance"] == list(range(1, L)) and len(data["layers"]) == 1 + LAYERS
-    assert_allclose(data["layers"][0]["components"], mean[:, 1:], rtol=1e-5)
+    assert_allclose(data["layers"][0]["components"], mean[:, 1:], rtol=1e-3)
     assert 'data-section="components"' in report_page(run, tmp_path / "page.html").read_text()
     assert [row[0] for row in component_table(run).rows] == list(range(COMPONENTS))
     long, _ = component_data(as_run(components(3000)), PageOptions())
