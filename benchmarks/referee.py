@@ -16,10 +16,11 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,11 +31,14 @@ from scipy import stats
 
 DIRECTORIES = {"toy": "", "SmolLM2-135M": "smollm2-135m", "Gemma 3 270M": "gemma3-270m", "RePo adapter": "smollm2-135m-repo"}
 """The columns of figures/README.md, and the directories of the real models."""
+PAPERS = {"R": "repo", "H": "hope", "C": "cope", "P": "position-generalization"}
+"""The directory of each paper, by the letter of its claims."""
 LEVEL = float(stats.norm.sf(2))
 FIXED = ["figure", "variable", "value", "text", "units"]
 """The columns of numbers.csv.gz that are no axes."""
 NAMES = {"ours": "number", "spread": "spread", "outcome": "outcome"}
 """What is compared, by column of verdicts.csv."""
+LINE = "{claim} {model:12} {checkpoint:26} {printed:27} {recomputed:27} {result:14} {missing}"
 
 
 class Missing(LookupError):
@@ -49,6 +53,13 @@ class Difference(NamedTuple):
     high: float
     p: float
     more: float = 0.0
+
+    @property
+    def state(self) -> str:
+        """Whether it holds, fails or leaves both open."""
+        if self.low > 0 and self.margin > self.more:
+            return "holds"
+        return "undecided" if self.high > self.more else "fails"
 
 
 @dataclass(frozen=True)
@@ -171,6 +182,11 @@ def wilson(share: float, n: int, z: float) -> tuple[float, float]:
     return (middle - reach) / (1 + z**2 / n), (middle + reach) / (1 + z**2 / n)
 
 
+def of_share(by_seed: xr.DataArray, n: int) -> np.ndarray:
+    """The shares by seed; of a single one two values, whose standard deviation is half of Wilson's interval."""
+    return by_seed.values if by_seed.size > 1 else np.array(wilson(by_seed.item(), n, 1)) / math.sqrt(2)
+
+
 def more_needles(v: Values, number: float) -> Difference:
     """RePo above RoPE over seeds. Of single ones over prompts, where RePo finds none: the paired error is that of RoPE."""
     own, rope = v.needles("repo"), v.needles("rope")
@@ -217,7 +233,6 @@ def lacks(variable: str, *axes: str) -> Callable[[Values], Any]:
 class Claim:
     """Where the values of a claim are, and how they are reduced."""
 
-    paper: str
     toys: Sequence[str]
     """The small models that decide on it."""
     figure: str
@@ -231,7 +246,6 @@ class Claim:
     measurable: Callable[[Values], Any] | None = None
 
 
-REPO, HOPE, COPE, PG = "repo", "hope", "cope", "position-generalization"
 HEADS, TRAINED, UNMEASURABLE = ("layer", "head"), "in_distribution", "not measurable"
 SCHEMES, ABLATED = ("HoPE", "RoPE", "ALiBi", "KERPLE", "FIRE"), ("HoPE AB1", "HoPE AB2", "RoPE")
 MASSES = (("repo", "rope", "needle"), ("rope", "repo", "query"), ("rope", "nope", "needle"), ("nope", "repo", "query"))
@@ -239,11 +253,11 @@ MASSES = (("repo", "rope", "needle"), ("rope", "repo", "query"), ("rope", "nope"
 REVERSAL, ROPE, KEYS = ["reversal/repo"], ["language/rope"], ["niah_keys/repo"]
 CLAIMS = {
     "R1": Claim(
-        *(REPO, REVERSAL, "reversal_by_length", lambda v: v.seeds("reversal/repo")),
+        *(REVERSAL, "reversal_by_length", lambda v: v.seeds("reversal/repo")),
         rule=lambda v, n: [above(v.seeds("reversal/repo"), v.seeds(f"reversal/{rival}")) for rival in ("rope", "nope")],
     ),
     "R2": Claim(
-        *(REPO, REVERSAL, "mirror_{}", lacks("mirror", "prompt")),
+        *(REVERSAL, "mirror_{}", lacks("mirror", "prompt")),
         number=lambda v: (v.later("mirror", kind="copies") / v.later("mirror", kind="random")).min(),
         rule=lambda v, n: [
             np.any(
@@ -255,11 +269,11 @@ CLAIMS = {
         measurable=lambda v: v("reversed").mean() >= 0.5,
     ),
     "R3": Claim(
-        *(REPO, REVERSAL, "mirror_{}", lacks("flatness", "prompt"), lambda v: v.later("flatness").median()),
+        *(REVERSAL, "mirror_{}", lacks("flatness", "prompt"), lambda v: v.later("flatness").median()),
         rule=lambda v, n: [n <= 0.25],
     ),
     "R4": Claim(
-        *(REPO, KEYS, "attention_mass_*", lambda v: v.mass("repo", "needle")),
+        *(KEYS, "attention_mass_*", lambda v: v.mass("repo", "needle")),
         rule=lambda v, n: [
             above(v.mass(high, span), v.mass(low, span), paired=True)
             for high, low, span in MASSES[: 4 if v.needles("nope").mean() >= 0.5 else 2]
@@ -267,7 +281,7 @@ CLAIMS = {
         measurable=lambda v: min(v.needles("repo")[0], v.needles("rope")[0]) >= 0.5 and v.needles("nope").mean() < 0.9,
     ),
     "R5": Claim(
-        *(REPO, KEYS, "ranges_{}", lambda v: v("range", "prompt", length=v.ends[1]).max("unit") / v.ends[1]),
+        *(KEYS, "ranges_{}", lambda v: v("range", "prompt", length=v.ends[1]).max("unit") / v.ends[1]),
         number=lambda v: max(v("range", "prompt", length=length).max() / length for length in v.ends),
         rule=lambda v, n: [
             n <= 0.5,
@@ -276,7 +290,7 @@ CLAIMS = {
         ],
     ),
     "R6": Claim(
-        *(REPO, KEYS, "patterns_{}", lacks("chunk_pattern", "prompt"), lambda v: 100 * v.pattern("hybrid")),
+        *(KEYS, "patterns_{}", lacks("chunk_pattern", "prompt"), lambda v: 100 * v.pattern("hybrid")),
         rule=lambda v, n: [
             v.pattern("mono") <= 0.1,
             v.pattern("constant") > v.pattern("mono"),
@@ -284,43 +298,42 @@ CLAIMS = {
         ],
     ),
     "R7": Claim(
-        *(REPO, ["OLMo-2 1B (configuration)"], "efficiency"),
+        *(["OLMo-2 1B (configuration)"], "efficiency"),
         lambda v: 100 * (v("parameters", size="OLMo-2 1B", scheme="repo") / v("parameters", size="OLMo-2 1B", scheme="rope") - 1),
         rule=lambda v, n: [n <= 1],
     ),
     "R8": Claim(
-        *(REPO, ["language/repo"], "segments_examples_throughout_{}", lambda v: v.following().sel(weights="trained")),
+        *(["language/repo"], "segments_examples_throughout_{}", lambda v: v.following().sel(weights="trained")),
         rule=lambda v, n: [n > np.quantile(random(v.following()), 0.95, method="higher")],
     ),
     "R9": Claim(
-        *(REPO, KEYS, "haystack_by_length_*"),
-        lambda v: (
-            v.needles("repo")
-            if v.needles("repo").size > 1
-            else np.array(wilson(v.needles("repo").item(), int(v.row["n"]), 1)) / 2**0.5
+        *(
+            KEYS,
+            "haystack_by_length_*",
+            lambda v: of_share(v.needles("repo"), int(v.row["n"])),
+            lambda v: v.needles("repo").mean(),
         ),
-        number=lambda v: v.needles("repo").mean(),
         rule=lambda v, n: [more_needles(v, n)],
         measurable=lambda v: v.needles("nope").mean() < 0.9 and v.needles("rope").mean() < 0.99,
     ),
-    "H1": Claim(HOPE, [*ROPE, "language/learned", "language/kerple"], "logit_by_distance", lacks("logit", "distance")),
+    "H1": Claim([*ROPE, "language/learned", "language/kerple"], "logit_by_distance", lacks("logit", "distance")),
     "H2": Claim(
-        *(HOPE, ROPE, "vaf_{}", lacks("vaf", "repeat"), lambda v: v.height().sel(weights="trained")),
+        *(ROPE, "vaf_{}", lacks("vaf", "repeat"), lambda v: v.height().sel(weights="trained")),
         rule=lambda v, n: [n >= 2, n > random(v.height()).max()],
     ),
     "H3": Claim(
-        *(HOPE, ROPE, "vaf_over_training_{}", lacks("vaf", "seed")),
+        *(ROPE, "vaf_over_training_{}", lacks("vaf", "seed")),
         measurable=lambda v: v("vaf", "step")["step"].max() >= 25_000,
     ),
-    "H4": Claim(HOPE, ROPE, "beyond_training_length_{}", lacks("component_by_distance", "distance")),
-    "H5": Claim(HOPE, ROPE, "components_{}", lacks("component_by_distance", "distance")),
+    "H4": Claim(ROPE, "beyond_training_length_{}", lacks("component_by_distance", "distance")),
+    "H5": Claim(ROPE, "components_{}", lacks("component_by_distance", "distance")),
     "H6": Claim(
-        *(HOPE, ["copying/hope_scattered"], "copying_205", lambda v: 100 * v.seeds("HoPE")),
+        *(["copying/hope_scattered"], "copying_205", lambda v: 100 * v.seeds("HoPE")),
         rule=lambda v, n: [above(v.seeds("HoPE"), v.seeds(rival)) for rival in SCHEMES[1:]],
         measurable=lambda v: copied(v, SCHEMES[:2], SCHEMES),
     ),
     "H7": Claim(
-        *(HOPE, ["copying/hope_ab1_scattered"], "copying_205", lambda v: 100 * v.seeds("HoPE AB1")),
+        *(["copying/hope_ab1_scattered"], "copying_205", lambda v: 100 * v.seeds("HoPE AB1")),
         rule=lambda v, n: [
             above(v.seeds("HoPE AB1"), v.seeds("HoPE AB2")),
             above(v.seeds("HoPE AB2"), v.seeds("RoPE")).high >= 0,
@@ -328,18 +341,17 @@ CLAIMS = {
         measurable=lambda v: copied(v, ABLATED, ABLATED),
     ),
     "C1": Claim(
-        *(COPE, ["flip_flop/cope_256"], "flip_flop_*", lambda v: v.errors("sparse")[0]),
+        *(["flip_flop/cope_256"], "flip_flop_*", lambda v: v.errors("sparse")[0]),
         rule=lambda v, n: [above(rival, v.errors("sparse")[0]) for rival in v.errors("sparse")[1:]],
         measurable=lambda v: max(each.mean() for each in v.errors("sparse")) > 1,
     ),
     "C2": Claim(
-        *(COPE, ["selective_copy/cope"], "selective_copy"),
+        *(["selective_copy/cope"], "selective_copy"),
         lambda v: max((v.seeds("selective_copy/cope", each) for each in (TRAINED, "dense", "sparse")), key=np.mean),
         rule=lambda v, n: [n <= 1, min(v.seeds("selective_copy/rope", each).mean() for each in ("dense", "sparse")) >= 50],
     ),
     "C3": Claim(
         *(
-            COPE,
             [f"counting/cope{variables}_256" for variables in ("", "_3", "_5")],
             "counting_256",
             lambda v: v.errors(TRAINED)[0],
@@ -348,7 +360,7 @@ CLAIMS = {
         measurable=counted,
     ),
     "C4": Claim(
-        *(COPE, ["language/cope"], "perplexity", lambda v: v.nats("cope") * np.exp(v.nats("cope").mean())),
+        *(["language/cope"], "perplexity", lambda v: v.nats("cope") * np.exp(v.nats("cope").mean())),
         number=lambda v: np.exp(v.nats("cope").mean()),
         rule=lambda v, n: [
             above(v.nats("cope_open"), v.nats("cope"), 0.005),
@@ -356,34 +368,34 @@ CLAIMS = {
         ],
     ),
     "C5": Claim(
-        *(COPE, ["language/cope"], "perplexity", lambda v: v.rise("cope")),
+        *(["language/cope"], "perplexity", lambda v: v.rise("cope")),
         rule=lambda v, n: [above(v.rise("cope_open"), v.rise("cope"), 0.005)],
     ),
     "C6": Claim(
-        *(COPE, ["language/cope_sep_keys"], "position_attention_cope_sep_keys", lambda v: v.segment("last_segment_mass")),
+        *(["language/cope_sep_keys"], "position_attention_cope_sep_keys", lambda v: v.segment("last_segment_mass")),
         rule=lambda v, n: [n >= 0.5, v.segment("last_segment_chance").mean() <= 0.05],
     ),
     "P1": Claim(
-        *(PG, ROPE, "fits_{}", lambda v: v("three_axis_r", "prompt").mean(HEADS), lambda v: v("three_axis_r").mean()),
+        *(ROPE, "fits_{}", lambda v: v("three_axis_r", "prompt").mean(HEADS), lambda v: v("three_axis_r").mean()),
         rule=lambda v, n: [n >= 0.5**0.5],
     ),
     "P2": Claim(
-        *(PG, ROPE, "fits_{}", lambda v: v("fake_distance_r", "prompt").mean(HEADS), lambda v: v("fake_distance_r").mean()),
+        *(ROPE, "fits_{}", lambda v: v("fake_distance_r", "prompt").mean(HEADS), lambda v: v("fake_distance_r").mean()),
         rule=lambda v, n: [v("fake_distance_r").groupby("layer").mean(...).min() >= 0.9],
     ),
-    "P3": Claim(PG, ROPE, "fits_{}", lacks("three_axis_r", "weights")),
+    "P3": Claim(ROPE, "fits_{}", lacks("three_axis_r", "weights")),
     "P4": Claim(
-        *(PG, ROPE, "rotation_{}", lambda v: v.slow().notnull()),
+        *(ROPE, "rotation_{}", lambda v: v.slow().notnull()),
         rule=lambda v, n: [n >= 0.5, v.slow().mean() <= 0.25, attempt(v, "slow_dominating", "weights")],
     ),
     "P5": Claim(
-        *(PG, ROPE, "rotation_{}", lambda v: v("closed_form_r", "prompt").mean(HEADS)),
+        *(ROPE, "rotation_{}", lambda v: v("closed_form_r", "prompt").mean(HEADS)),
         number=lambda v: v("closed_form_r", "prompt").mean(),
         rule=lambda v, n: [n >= 0.9],
     ),
-    "P6": Claim(PG, ROPE, "perturbation_{}", lacks("log_perplexity", "draw")),
+    "P6": Claim(ROPE, "perturbation_{}", lacks("log_perplexity", "draw")),
     "P7": Claim(
-        *(PG, ROPE, "extrapolation_{}", lambda v: v.outputs("lm_infinite")),
+        *(ROPE, "extrapolation_{}", lambda v: v.outputs("lm_infinite")),
         rule=lambda v, n: [
             v.outputs("plain").mean() > 0 and n <= 0.5 * v.outputs("plain").mean(),
             v("log_perplexity", method="lm_infinite", length=v.ends[1]) < v("log_perplexity", method="plain", length=v.ends[1]),
@@ -392,35 +404,38 @@ CLAIMS = {
 }
 
 
-@dataclass(frozen=True)
-class Row:
-    """A claim on a checkpoint: what verdicts.csv prints, and what came out here or is missing, by column of it."""
+def outcome(claim: Claim, values: Values, number: Any, tests: list[Difference]) -> str:
+    """What the rule comes to before Holm's correction; its differences are added to `tests`."""
+    if claim.measurable is not None and not claim.measurable(values):
+        return UNMEASURABLE
+    if isinstance(number, Missing) or (claim.measurable is None and values.row["outcome"] == UNMEASURABLE):
+        raise number if isinstance(number, Missing) else Missing("reason why it is not measurable")
+    parts = claim.rule(values, number)
+    tests += [part for part in parts if isinstance(part, Difference)]
+    states = [part.state if isinstance(part, Difference) else part if isinstance(part, Missing) else bool(part) for part in parts]
+    if False in states or "fails" in states:
+        return "fails"
+    for missing in (state for state in states if isinstance(state, Missing)):
+        raise missing
+    return "undecided" if "undecided" in states else "holds"
 
-    claim: str
-    column: str
-    printed: dict[str, str]
-    found: dict[str, Any]
-    tests: Sequence[Difference]
 
-    @property
-    def result(self) -> str:
-        """What came of the comparison."""
-        lacking = [name for name, value in self.found.items() if isinstance(value, Missing)]
-        if any(not same(self.printed[name], value) for name, value in self.found.items() if name not in lacking):
-            return "differs"
-        return "agrees" if not lacking else "agrees in part" if len(lacking) < len(self.found) else "not recomputed"
+def recomputed(claim: Claim, values: Values) -> tuple[dict[str, Any], list[Difference]]:
+    """The number, its spread and the outcome, as far as they are printed, and the differences behind the outcome."""
+    tests: list[Difference] = []
+    number = attempt(lambda: float(claim.number(values) if claim.number else claim.units(values).mean()))
+    spread = attempt(lambda: float(np.std(claim.units(values), ddof=1))) if values.row["spread"] else None
+    found = {"ours": number, "spread": spread, "outcome": attempt(outcome, claim, values, number, tests)}
+    return {name: value for name, value in found.items() if values.row[name]}, tests
 
-    def __str__(self) -> str:
-        """A line: printed, recomputed, the result, and what the CSVs do not hold."""
-        shown = {name: f"{value:.3g}" if isinstance(value, float) else value for name, value in self.found.items()}
-        cells = []
-        for values in (self.printed, {name: "" if isinstance(value, Missing) else value for name, value in shown.items()}):
-            number = " ± ".join(filter(None, (values.get("ours"), values.get("spread"))))
-            cells.append(f"{number or '–':17} {values['outcome'] or '–':14}")
-        absent = "; ".join(f"{NAMES[name]}: no {value}" for name, value in self.found.items() if isinstance(value, Missing))
-        return (
-            f"{self.claim} {self.column:12} {self.printed['checkpoint']:26} {' '.join(cells)} {self.result:14} {absent}".rstrip()
-        )
+
+def correct(made: Sequence[tuple[dict[str, Any], list[Difference]]]) -> None:
+    """Rows that decide on one claim together: those that hold by tests have to hold after Holm's correction over all that test."""
+    tested, adjusted = sorted((max(each.p for each in tests), place) for place, (_, tests) in enumerate(made) if tests), 0.0
+    for rank, (p, place) in enumerate(tested):
+        adjusted = max(adjusted, p * (len(tested) - rank))
+        if made[place][0]["outcome"] == "holds" and adjusted > LEVEL:
+            made[place][0]["outcome"] = "undecided"
 
 
 def same(printed: str, value: float | str) -> bool:
@@ -431,71 +446,51 @@ def same(printed: str, value: float | str) -> bool:
     return abs(float(printed) - value) <= 0.501 * digit
 
 
-def outcome(claim: Claim, values: Values, number: Any, tests: list[Difference]) -> str:
-    """What the rule comes to before Holm's correction; its differences are added to `tests`."""
-    if claim.measurable is not None and not claim.measurable(values):
-        return UNMEASURABLE
-    if claim.measurable is None and values.row["outcome"] == UNMEASURABLE:
-        raise Missing("number that says that it is not measurable")
-    if isinstance(number, Missing):
-        raise number
-    parts = list(claim.rule(values, number))
-    tests += [part for part in parts if isinstance(part, Difference)]
-    if any(
-        part.high <= part.more if isinstance(part, Difference) else not part for part in parts if not isinstance(part, Missing)
-    ):
-        return "fails"
-    for part in parts:
-        if isinstance(part, Missing):
-            raise part
-    return "holds" if all(each.low > 0 and each.margin > each.more for each in tests) else "undecided"
+def compared(column: str, row: dict[str, str], found: dict[str, Any]) -> dict[str, str]:
+    """A line: what is printed, what came out here, whether that is the same, and what the CSVs lack."""
+    known = {name: value for name, value in found.items() if not isinstance(value, Missing)}
+    lacking = dict.fromkeys(str(value) for value in found.values() if isinstance(value, Missing))
+    result = "agrees" if not lacking else "agrees in part" if known else "not recomputed"
+    if not all(same(row[name], value) for name, value in known.items()):
+        result = "differs"
+    again = [f"{value:.3g}" if isinstance(value, float) else value for value in known.values()]
+    printed, place = (
+        ", ".join(row[name] for name in found),
+        {"claim": row["claim"], "model": column, "checkpoint": row["checkpoint"]},
+    )
+    missing = (
+        f"no {' and '.join(lacking)} for the {', '.join(NAMES[name] for name in found if name not in known)}" if lacking else ""
+    )
+    return {**place, "printed": printed, "recomputed": ", ".join(again) or "–", "result": result, "missing": missing}
 
 
-def recomputed(name: str, column: str, values: Values) -> Row:
-    """The number, its spread and the outcome, as far as they are printed."""
-    claim, printed, tests = CLAIMS[name], values.row, list[Difference]()
-    number = attempt(lambda: float(claim.number(values) if claim.number else claim.units(values).mean()))
-    spread = attempt(lambda: float(np.std(claim.units(values), ddof=1))) if printed["spread"] else None
-    found = {"ours": number, "spread": spread, "outcome": attempt(outcome, claim, values, number, tests)}
-    return Row(name, column, printed, {part: value for part, value in found.items() if printed[part]}, tests)
-
-
-def corrected(rows: Sequence[Row]) -> Sequence[Row]:
-    """Rows that decide on one claim together: those that hold by tests have to hold after Holm's correction over all that test."""
-    tested = sorted((row for row in rows if row.tests), key=lambda row: max(each.p for each in row.tests))
-    adjusted = 0.0
-    for place, row in enumerate(tested):
-        adjusted = max(adjusted, max(each.p for each in row.tests) * (len(tested) - place))
-        if row.found["outcome"] == "holds" and adjusted > LEVEL:
-            row.found["outcome"] = "undecided"
-    return rows
-
-
-def rows(figures: Path) -> Iterator[Row]:
+def table(figures: Path) -> list[dict[str, str]]:
     """Every claim on every checkpoint that figures/README.md shows: where some can be judged, on those."""
     numbers = cache(lambda directory: pd.read_csv(directory / "numbers.csv.gz", dtype=str))
-    for name, claim in CLAIMS.items():
-        for column, model in DIRECTORIES.items():
-            every = [
-                (file.parent, row)
-                for file in sorted(
-                    figures.glob(f"{model}/*/{claim.paper}/verdicts.csv" if model else f"{claim.paper}/verdicts.csv")
-                )
-                for row in pd.read_csv(file, dtype=str, keep_default_na=False).to_dict("records")
-                if row["claim"] == name and row["checkpoint"] in ([model] if model else claim.toys)
-            ]
-            judged = [each for each in every if each[1]["outcome"] != UNMEASURABLE] or every
-            made = [recomputed(name, column, Values(numbers(directory), row, claim.figure)) for directory, row in judged]
-            yield from made if model else corrected(made)
+    lines: list[dict[str, str]] = []
+    for (name, claim), (column, model) in product(CLAIMS.items(), DIRECTORIES.items()):
+        verdicts = f"{PAPERS[name[0]]}/verdicts.csv"
+        every = [
+            (file.parent, row)
+            for file in sorted(figures.glob(f"{model}/*/{verdicts}" if model else verdicts))
+            for row in pd.read_csv(file, dtype=str, keep_default_na=False).to_dict("records")
+            if row["claim"] == name and row["checkpoint"] in ([model] if model else claim.toys)
+        ]
+        judged = [each for each in every if each[1]["outcome"] != UNMEASURABLE] or every
+        made = [recomputed(claim, Values(numbers(directory), row, claim.figure)) for directory, row in judged]
+        if not model:
+            correct(made)
+        lines += [compared(column, row, found) for (_, row), (found, _) in zip(judged, made, strict=True)]
+    return lines
 
 
 def main(figures: Path) -> int:
-    """Print every row, and how many there are of each result; 1 where one differs."""
-    counts = Counter[str]()
-    for row in rows(figures):
-        counts[row.result] += 1
-        sys.stdout.write(f"{row}\n")
-    sys.stdout.write(f"{counts.total()} rows: {', '.join(f'{count} {result}' for result, count in counts.most_common())}\n")
+    """Print every line, and how many there are of each result; 1 where one differs."""
+    lines = table(figures)
+    counts = Counter(line["result"] for line in lines)
+    every = [LINE.format(**line).rstrip() for line in lines]
+    every += [", ".join(f"{count} {result}" for result, count in counts.most_common())]
+    sys.stdout.write("\n".join(every) + "\n")
     return int(counts["differs"] > 0)
 
 
