@@ -251,6 +251,7 @@ SCHEMES, ABLATED = ("HoPE", "RoPE", "ALiBi", "KERPLE", "FIRE"), ("HoPE AB1", "Ho
 MASSES = (("repo", "rope", "needle"), ("rope", "repo", "query"), ("rope", "nope", "needle"), ("nope", "repo", "query"))
 """More, less, where: the last two only where NoPE finds needles."""
 REVERSAL, ROPE, KEYS = ["reversal/repo"], ["language/rope"], ["niah_keys/repo"]
+COUNTING = [f"counting/cope{variables}_256" for variables in ("", "_3", "_5")]
 CLAIMS = {
     "R1": Claim(
         *(REVERSAL, "reversal_by_length", lambda v: v.seeds("reversal/repo")),
@@ -351,11 +352,7 @@ CLAIMS = {
         rule=lambda v, n: [n <= 1, min(v.seeds("selective_copy/rope", each).mean() for each in ("dense", "sparse")) >= 50],
     ),
     "C3": Claim(
-        *(
-            [f"counting/cope{variables}_256" for variables in ("", "_3", "_5")],
-            "counting_256",
-            lambda v: v.errors(TRAINED)[0],
-        ),
+        *(COUNTING, "counting_256", lambda v: v.errors(TRAINED)[0]),
         rule=lambda v, n: [above(rival, v.errors(TRAINED)[0]) for rival in v.errors(TRAINED)[1:]],
         measurable=counted,
     ),
