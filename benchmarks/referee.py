@@ -79,7 +79,7 @@ class Values:
         """A variable by its axes, where others have the given values. Raises Missing where it is not there, or not by `axes`."""
         figure = (figure or self.figure).format(self.row["checkpoint"].replace("/", "_"))
         drawn = self.numbers["figure"].map(lambda name: fnmatch(name, figure)) & self.numbers["variable"].eq(variable)
-        held = self.numbers[drawn].dropna(axis=1, how="all")
+        held: Any = self.numbers[drawn].dropna(axis=1, how="all")
         for axis in (*axes, *where):
             if axis not in held:
                 raise Missing(f"{variable} by {axis}" if len(held) else f"{variable} of {figure}")
@@ -107,7 +107,8 @@ class Values:
 
     def nats(self, scheme: str, length: int = 256) -> xr.DataArray:
         """Log perplexity by seed."""
-        return np.log(self.seeds(f"language/{scheme}", length))
+        perplexity: Any = self.seeds(f"language/{scheme}", length)
+        return np.log(perplexity)
 
     def rise(self, scheme: str) -> xr.DataArray:
         """Rise of log perplexity from the shorter to the longer length, by seed."""
@@ -161,7 +162,7 @@ class Values:
 
 
 def _typed(column: pd.Series) -> pd.Series:
-    numeric = pd.to_numeric(column, errors="coerce")
+    numeric: Any = pd.to_numeric(column, errors="coerce")
     return column if numeric.isna().any() else numeric
 
 
@@ -172,8 +173,8 @@ def above(high: xr.DataArray, low: xr.DataArray, more: float = 0.0, paired: bool
         raise Missing("scores by prompt of a single seed")
     by_seed = high.size == low.size if paired is None else paired
     test: Any = stats.ttest_rel(high, low) if by_seed else stats.ttest_ind(high, low, equal_var=False)
-    p = float(stats.t.sf(test.statistic, test.df))
-    return Difference(float(high.mean() - low.mean()), *test.confidence_interval(1 - 2 * LEVEL), p, more)
+    limits = test.confidence_interval(1 - 2 * LEVEL)
+    return Difference(float(high.mean() - low.mean()), limits.low, limits.high, float(stats.t.sf(test.statistic, test.df)), more)
 
 
 def wilson(share: float, n: int, z: float) -> tuple[float, float]:
