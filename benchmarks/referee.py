@@ -452,14 +452,12 @@ def compared(column: str, row: dict[str, str], found: dict[str, Any]) -> dict[st
     if not all(same(row[name], value) for name, value in known.items()):
         result = "differs"
     again = [f"{value:.3g}" if isinstance(value, float) else value for value in known.values()]
-    printed, place = (
-        ", ".join(row[name] for name in found),
-        {"claim": row["claim"], "model": column, "checkpoint": row["checkpoint"]},
-    )
-    missing = (
-        f"no {' and '.join(lacking)} for the {', '.join(NAMES[name] for name in found if name not in known)}" if lacking else ""
-    )
-    return {**place, "printed": printed, "recomputed": ", ".join(again) or "–", "result": result, "missing": missing}
+    wanted = ", ".join(NAMES[name] for name in found if name not in known)
+    return {
+        **{"claim": row["claim"], "model": column, "checkpoint": row["checkpoint"], "result": result},
+        **{"printed": ", ".join(row[name] for name in found), "recomputed": ", ".join(again) or "–"},
+        "missing": f"no {' and '.join(lacking)} for the {wanted}" if lacking else "",
+    }
 
 
 def table(figures: Path) -> list[dict[str, str]]:
