@@ -46,7 +46,7 @@ def experiment(shares: dict[tuple[str, int], float], silent: tuple[int, ...] = (
         yield Drawing("never", None, "", data)  # pyright: ignore[reportArgumentType]
 
     def why_not(of, options, cache):
-        return "it is silent" if seed(of) in silent else ""
+        return ("it is silent",) if seed(of) in silent else ()
 
     return Experiment("shares", (CLAIM,), Needs(together(lambda of: True), "none", why_not=why_not), measure, judge, draw)
 

@@ -101,11 +101,6 @@ def judge(tree: xr.DataTree) -> Iterable[Verdict]:
         yield from _evidence(tree[kind].to_dataset(), kind)
 
 
-def halves(curve: Curve, length: int) -> tuple[Curve, Curve]:
-    """A curve over distances 0 .. 2 L - 1 within L = `length` and beyond it."""
-    return curve[:length], curve[length:]
-
-
 def _evidence(data: xr.Dataset, kind: Kind) -> Iterator[Verdict]:
     by_distance, length = data["first_layer_by_distance"], data.attrs["length"]
     activated = np.flatnonzero(bands(data)["activated"].values)
@@ -114,7 +109,10 @@ def _evidence(data: xr.Dataset, kind: Kind) -> Iterator[Verdict]:
         """Shares of the chosen weights, and replicate if one is chosen, as means over the activated components."""
         curves = by_distance.sel(chosen)
         curves = curves.mean("repeat") if "repeat" in curves.dims else curves
-        each = [shares(*halves(curves.isel(component=r).values, length)) for r in activated]
+        each = [
+            shares(curve[:length], curve[length:])
+            for curve in curves.isel(component=activated).transpose("component", ...).values
+        ]
         return {quantity: float(np.mean([values[quantity] for values in each])) for quantity in each[0]}
 
     criteria = ((OUTSIDE, outside, "outside"), (UPPER, upper, "in the upper half of"))
@@ -138,22 +136,16 @@ def _evidence(data: xr.Dataset, kind: Kind) -> Iterator[Verdict]:
             capped(data),
         )
         yield judged
-        null = _with_random_phases(data, activated, lambda curves, shares=shares, name=quantity: shares(*curves)[name])
+        null = random_phases(
+            bands(data)["frequency"].values[activated],
+            2 * length,
+            lambda curves, shares=shares, name=quantity: float(
+                np.mean([shares(curve[:length], curve[length:])[name] for curve in curves])
+            ),
+        )
         observed = Observed(ours[quantity], null)
         values = {**ours, BESIDE_PHASES: observed}
         yield judged.on(BESIDE_NULL[claim], values, beside_null(observed))
-
-
-def _with_random_phases(
-    data: xr.Dataset, activated: np.ndarray, share: Callable[[tuple[Curve, Curve]], float]
-) -> Float[np.ndarray, " draw"]:
-    """`share` of the curves within and beyond L, mean over the activated components, of components with random phases."""
-    length = data.attrs["length"]
-
-    def of_draw(curves: Float[np.ndarray, "component distance"]) -> float:
-        return float(np.mean([share(halves(curve, length)) for curve in curves]))
-
-    return random_phases(bands(data)["frequency"].values[activated], 2 * length, of_draw)
 
 
 def draw(tree: xr.DataTree) -> Iterator[Drawing]:

@@ -48,8 +48,10 @@ class Needs:
     """The name in the column of checkpoints where none fits."""
     otherwise_of: Mapping[str, str] = field(default_factory=dict)
     """Why nothing can be measured of those claims, by label, that have a reason of their own."""
-    why_not: Callable[[Subject, Any, Cache], str] = lambda subject, options, cache: ""
-    """Why a checkpoint that fits cannot be judged nevertheless, so that rows on it are not measurable; empty where it can."""
+    why_not: Callable[[Subject, Any, Cache], Sequence[str]] = lambda subject, options, cache: ()
+    """Why a checkpoint that fits cannot be judged nevertheless, so that rows on it are not measurable; empty where it can. The first text
+    says it, others by which numbers.
+    """
 
 
 @dataclass(frozen=True)
@@ -150,14 +152,14 @@ def _distinct_names(drawings: Sequence[tuple[Sequence[Subject], tuple[Drawing, .
         )
 
 
-def reasons_against(experiment: Experiment, group: Sequence[Subject], options: Any, cache: Cache) -> dict[str, str]:
-    """Why checkpoints of a group cannot be judged, by name; empty texts for those that can."""
+def reasons_against(experiment: Experiment, group: Sequence[Subject], options: Any, cache: Cache) -> dict[str, Sequence[str]]:
+    """Why checkpoints of a group cannot be judged, by name; nothing for those that can."""
     return {subject.name: experiment.needs.why_not(subject, options, cache) for subject in group}
 
 
-def judge(experiment: Experiment, data: Any, reasons: Mapping[str, str]) -> list[Verdict]:
+def judge(experiment: Experiment, data: Any, reasons: Mapping[str, Sequence[str]]) -> list[Verdict]:
     """The verdicts on `data` of one group; rows of checkpoints with one of `reasons` are not measurable."""
-    return [verdict.without_a_number(reasons.get(verdict.checkpoint, "")) for verdict in experiment.judge(data)]
+    return [verdict.without_a_number(*reasons.get(verdict.checkpoint, ())) for verdict in experiment.judge(data)]
 
 
 def each(fits: Callable[[Subject], bool]) -> Callable[[Sequence[Subject]], Sequence[Sequence[Subject]]]:

@@ -42,28 +42,30 @@ WINDOWS, PROMPTS = 16, 64
 """Of the training length: windows of text, in which every token is a target, and prompts of other tasks, which have a few."""
 
 
-def why_not(subject: Subject, options: Any, cache: Cache) -> str:
-    """Why nothing can be said about learned positions of `subject`; empty where something can, and where it learns none."""
+def why_not(subject: Subject, options: Any, cache: Cache) -> tuple[str, ...]:
+    """Why nothing can be said about learned positions of `subject`, and by which numbers; empty where something can or it learns none."""
     if not subject.learned:
-        return ""
+        return ()
     try:
         data = subject.measured(cache, _measure, options, positions_of=_count(subject))
     except InputError:  # there are no prompts as long as those of training, so nothing speaks against it
-        return ""
+        return ()
     spans, shares = data["range"], data["from_token"]
     valid = (spans >= SMALLEST_RANGE) & (shares < FOLLOWS_FROM_TOKEN)
     if not bool(valid.any()):
         return (
-            f"no learned head both spans {SMALLEST_RANGE:g} position and depends on more than the token: ranges {_interval(spans)} "
-            f"positions on prompts of {data.attrs['length']} tokens, of whose variance the token alone explains {_interval(100 * shares)} %"
+            f"no learned head both spans {SMALLEST_RANGE:g} position and depends on more than the token",
+            f"ranges {_interval(spans)} positions on prompts of {data.attrs['length']} tokens, of whose variance the token alone "
+            f"explains {_interval(100 * shares)} %",
         )
     rise = paired_difference(data["frozen"].values, data["plain"].values)
     if rise.exceeds(LEAST_RISE):
-        return ""
+        return ()
     return (
-        f"it is not shown that the learned positions are used: freezing those of all learned layers raises the loss by "
-        f"{rise.margin:.2g} nats per target (standard error {rise.standard_error:.2g} over {rise.over}; wanted more "
-        f"than {LEAST_RISE:g}, and two standard errors above 0)"
+        "it is not shown that the learned positions are used",
+        f"freezing those of all learned layers raises the loss by {rise.margin:.2g} nats per target (standard error "
+        f"{rise.standard_error:.2g} over {rise.over}; wanted more "
+        f"than {LEAST_RISE:g}, and two standard errors above 0)",
     )
 
 

@@ -54,7 +54,7 @@ def over_seeds(experiment: Experiment) -> Experiment:
     return Experiment(
         f"{experiment.name} over seeds",
         tuple(claims.values()),
-        replace(experiment.needs, otherwise=otherwise, otherwise_of={}, why_not=lambda subject, options, cache: ""),
+        replace(experiment.needs, otherwise=otherwise, otherwise_of={}, why_not=lambda subject, options, cache: ()),
         measure,
         lambda rows: [_together(claim, checkpoint, by_seed) for (claim, checkpoint), by_seed in rows.items()],
         lambda rows: iter(()),

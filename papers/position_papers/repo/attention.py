@@ -105,7 +105,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
 
 def _of_seeds(subject: Subject, options: Options, cache: Cache) -> xr.DataArray:
     """The mass of every training seed; NaN of one, but the first, of which nothing can be said."""
-    parts = {}
+    parts: dict[int, xr.DataArray] = {}
     for seed, own in seeds_of(subject).items():
         mass = own.measured(cache, _mass, options, prompts=options.prompts)["mass"]
         is_silent = own.path != subject.path and (_lost("it", own, options, cache) or _why_not(own, options, cache))
@@ -129,11 +129,12 @@ def _mass(subject: Subject, options: Options) -> xr.Dataset:
     return described(mass, "attention mass per token", "0.01").to_dataset(name="mass")
 
 
-def _why_not(subject: Subject, options: Options, cache: Cache) -> str:
+def _why_not(subject: Subject, options: Options, cache: Cache) -> tuple[str, ...]:
     """Why the attention of `subject` says nothing on learned positions: it does not use them, or does not find the needles."""
     if not subject.learned:
-        return ""
-    return _lost("it", subject, options, cache) or why_not(subject, options, cache)
+        return ()
+    lost = _lost("it", subject, options, cache)
+    return (lost,) if lost else why_not(subject, options, cache)
 
 
 def _lost(called: str, subject: Subject, options: Options, cache: Cache) -> str:

@@ -107,9 +107,10 @@ def _at_training_length(own: Searched, rope: Searched, without: WithoutPositions
     difference = between(mine, theirs)
     values = {NOPE: without.share, ROOM.quantity: theirs.mean, ABOVE.quantity: {"RoPE": difference}}
     left_out = LEFT_OUT.get(needles_of(own.subject))
-    text = in_words({rope.name: difference}, "above", "") + (f"; {left_out}" if left_out else "")
+    text = in_words({rope.name: difference}, "above", "")
     without_it = "holds" if difference.exceeds() else "does not hold"
-    full = (NO_ROOM, f"{mine.mean:.3f} and {rope.name} {theirs.mean:.3f} (without this condition it {without_it})")
+    no_room = f"{NO_ROOM} ({left_out})" if left_out else NO_ROOM
+    full = (no_room, f"{mine.mean:.3f} and {rope.name} {theirs.mean:.3f} (without this condition it {without_it})")
     has_room = ROOM.holds(values)
     why_not = without.why_not or (() if has_room else (*full, *_with_budgets(text, own, rope)))
     return _beside_rope(R9, own, rope, (mine, theirs), f"at {length} tokens", values, text, why_not)
