@@ -437,9 +437,11 @@ def correct(made: Sequence[tuple[dict[str, Any], list[Difference]]]) -> None:
 
 
 def same(printed: str, value: float | str) -> bool:
-    """Whether a value has the three digits that are printed."""
+    """Whether a value has the three digits that are printed, or is not below a bound that is."""
     if isinstance(value, str):
         return printed == value
+    if printed.startswith("≥ "):
+        return value >= float(printed[2:])
     digit = 10.0 ** (math.floor(math.log10(abs(float(printed)))) - 2) if float(printed) else 1e-6
     return abs(float(printed) - value) <= 0.501 * digit
 

@@ -27,7 +27,7 @@ def test_every_number_of_the_page_is_a_line_and_none_differs(lines):
     assert rows == list(referee.CLAIMS)
     for claim, row in shown.items():
         cells = row.split(" | ")[4:8]
-        numbers = [number for cell in cells for number in re.findall(r"(?:^|, )(-?[\d.e+-]+)(?= \(| ±|:)", cell)]
+        numbers = [number for cell in cells for number in re.findall(r"(?:^|, )((?:≥ )?-?[\d.e+-]+)(?= \(| ±|:)", cell)]
         printed = [line["printed"].split(", ")[0] for line in lines if line["claim"] == claim]
         assert sorted(numbers) == sorted(number for number in printed if number != referee.UNMEASURABLE), claim
     assert not [line for line in lines if line["result"] == "differs"]
