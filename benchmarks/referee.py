@@ -78,8 +78,8 @@ class Values:
     def __call__(self, variable: str, *axes: str, figure: str = "", **where: Any) -> xr.DataArray:
         """A variable by its axes, where others have the given values. Raises Missing where it is not there, or not by `axes`."""
         figure = (figure or self.figure).format(self.row["checkpoint"].replace("/", "_"))
-        drawn = self.numbers["figure"].map(lambda name: fnmatch(name, figure)) & self.numbers["variable"].eq(variable)
-        held: Any = self.numbers[drawn].dropna(axis=1, how="all")
+        own: Any = self.numbers[self.numbers["variable"].eq(variable)]
+        held: Any = own[[fnmatch(name, figure) for name in own["figure"]]].dropna(axis=1, how="all")
         for axis in (*axes, *where):
             if axis not in held:
                 raise Missing(f"{variable} by {axis}" if len(held) else f"{variable} of {figure}")
