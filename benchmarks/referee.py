@@ -1,0 +1,496 @@
+"""The numbers and outcomes of figures/README.md, recomputed from the CSVs beside the figures: `python -m benchmarks.referee [FIGURES]`.
+
+    figures/**/numbers.csv.gz, verdicts.csv -> a line per claim and checkpoint; exit code 1 where a recomputed value differs
+
+`CLAIMS` has, for every claim, where its values are, how they are reduced, and its rule with the thresholds of the column `rule`. Nothing of
+the packages is imported. A value is compared with the digits that verdicts.csv prints. What the CSVs do not hold is named, and never taken
+from verdicts.csv. That learned positions are used at all is recomputed nowhere, since the losses without them are in no CSV.
+
+Every test has the level of 2 normal standard errors, one-sided. A difference holds where its lower limit is above 0 and it is above what
+the rule wants (0, or 0.005 nats), fails where its upper limit is not above that, and is undecided else. Equally many seeds are paired.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+from scipy import stats
+
+DIRECTORIES = {"toy": "", "SmolLM2-135M": "smollm2-135m", "Gemma 3 270M": "gemma3-270m", "RePo adapter": "smollm2-135m-repo"}
+"""The columns of figures/README.md, and the directories of the real models."""
+PAPERS = {"R": "repo", "H": "hope", "C": "cope", "P": "position-generalization"}
+"""The directory of each paper, by the letter of its claims."""
+LEVEL = float(stats.norm.sf(2))
+FIXED = ["figure", "variable", "value", "text", "units"]
+"""The columns of numbers.csv.gz that are no axes."""
+NAMES = {"ours": "number", "spread": "spread", "outcome": "outcome"}
+"""What is compared, by column of verdicts.csv."""
+LINE = "{claim} {model:12} {checkpoint:26} {printed:27} {recomputed:27} {result:14} {missing}"
+
+
+class Missing(LookupError):
+    """The CSVs do not hold a value."""
+
+
+class Difference(NamedTuple):
+    """How far one quantity is above another, with its limits and its p-value; `more`: how far it has to be."""
+
+    margin: float
+    low: float
+    high: float
+    p: float
+    more: float = 0.0
+
+    @property
+    def state(self) -> str:
+        """Whether it holds, fails or leaves both open."""
+        if self.low > 0 and self.margin > self.more:
+            return "holds"
+        return "undecided" if self.high > self.more else "fails"
+
+
+@dataclass(frozen=True)
+class Values:
+    """The numbers of one directory, for one row of its verdicts."""
+
+    numbers: pd.DataFrame
+    row: dict[str, str]
+    figure: str
+
+    @property
+    def ends(self) -> list[int]:
+        """The last two whole numbers in the description of what was measured, ascending: "at 21 to 30 words"."""
+        return sorted(int(each) for each in re.findall(r"\b\d+\b", self.row["measured"])[-2:])
+
+    def __call__(self, variable: str, *axes: str, figure: str = "", **where: Any) -> xr.DataArray:
+        """A variable by its axes, where others have the given values. Raises Missing where it is not there, or not by `axes`."""
+        figure = (figure or self.figure).format(self.row["checkpoint"].replace("/", "_"))
+        own: Any = self.numbers[self.numbers["variable"].eq(variable)]
+        held: Any = own[[fnmatch(name, figure) for name in own["figure"]]].dropna(axis=1, how="all")
+        for axis in (*axes, *where):
+            if axis not in held:
+                raise Missing(f"{variable} by {axis}" if len(held) else f"{variable} of {figure}")
+        chosen = {axis: [str(wanted)] for axis, wanted in where.items() if isinstance(wanted, str | int)}
+        for axis, wanted in where.items():
+            held = held[held[axis].isin(chosen.get(axis) or [str(each) for each in wanted])]
+        if held.empty:
+            raise Missing(f"{variable} of {', '.join(map(str, where.values()))}")
+        left = held.drop(columns=[*FIXED, *chosen], errors="ignore").dropna(axis=1, how="all").apply(_typed)
+        values = held["value"].astype(float) if "value" in held else held["text"]
+        return values.set_axis(pd.MultiIndex.from_frame(left)).to_xarray() if len(left.columns) else xr.DataArray(values.item())
+
+    def beside(self, scheme: str) -> str:
+        """The checkpoint of another scheme that is compared with the row's."""
+        return re.sub(r"(repo|cope)(?=_|$)", scheme, self.row["checkpoint"])
+
+    def seeds(self, checkpoint: str, *sets: Any) -> xr.DataArray:
+        """The scores of a checkpoint by seed, mean over test sets: all between `ends` where none is named."""
+        chosen = sets or range(self.ends[0], self.ends[1] + 1)
+        return self("score", "seed", checkpoint=checkpoint, test_set=chosen).mean("test_set").dropna("seed")
+
+    def errors(self, test_set: str) -> list[xr.DataArray]:
+        """Errors of CoPE, RoPE and learned positions in per cent, by seed."""
+        return [self.seeds(self.beside(scheme), test_set) for scheme in ("cope", "rope", "learned")]
+
+    def nats(self, scheme: str, length: int = 256) -> xr.DataArray:
+        """Log perplexity by seed."""
+        perplexity: Any = self.seeds(f"language/{scheme}", length)
+        return np.log(perplexity)
+
+    def rise(self, scheme: str) -> xr.DataArray:
+        """Rise of log perplexity from the shorter to the longer length, by seed."""
+        return self.nats(scheme, self.ends[1]) - self.nats(scheme, self.ends[0])
+
+    def needles(self, scheme: str, variable: str = "score") -> xr.DataArray:
+        """The share of needles that a scheme finds at the shortest length, its training length, by seed."""
+        every = self(variable, figure="haystack_by_length_*", checkpoint=self.beside(scheme), method="plain")
+        return every.isel(test_set=0)
+
+    def mass(self, scheme: str, span: str) -> xr.DataArray:
+        """Attention mass per token from the rows of the generated tokens, by seed."""
+        return self("mass_per_token", "seed", checkpoint=self.beside(scheme), rows="generated", span=span).dropna("seed")
+
+    def later(self, variable: str, **where: str) -> xr.DataArray:
+        """A variable by layer, without layer 0."""
+        values = self(variable, "layer", weights="trained", **where)
+        return values.where(values["layer"] > 0, drop=True)
+
+    def pattern(self, pattern: str) -> xr.DataArray:
+        """The share of a pattern of chunks in the layers with learned positions."""
+        return self("pattern_share", "layer", pattern=pattern).where(self("scheme") == "repo").mean()
+
+    def following(self) -> xr.DataArray:
+        """How many heads follow the examples, by weights: at most 5 % of the shuffles do as well."""
+        return (self("variance_between_chance", "weights").fillna(1) <= 0.05).sum(HEADS)
+
+    def height(self) -> xr.DataArray:
+        """VAF of the activated components above that of the others, in standard deviations of these, by weights."""
+        vaf, activated = self("vaf", "weights"), self("activated") == 1
+        others = vaf.where(~activated)
+        return (vaf.where(activated).mean("component") - others.mean("component")) / others.std("component")
+
+    def slow(self) -> xr.DataArray:
+        """The share of slow dominating components of every head; NaN where it has none."""
+        shares = (self("slow_dominating", "component") == 1).mean("component")
+        return shares.where(shares > 0)
+
+    def segment(self, variable: str) -> xr.DataArray:
+        """On odd texts, the kind of segment that stands out on even ones, of the head that is drawn."""
+        margin = self("last_segment_mass", weights="trained") - self("last_segment_shuffled", weights="trained")
+        even, odd = (margin.where(margin["prompt"] % 2 == half, drop=True) for half in (0, 1))
+        known = (even.notnull().sum("prompt") >= 2) & (odd.notnull().sum("prompt") >= 2)
+        kind = even.mean("prompt").where(known).idxmax("kind").item()
+        return self(variable, weights="trained", kind=kind).sel(prompt=odd["prompt"][odd.sel(kind=kind).notnull()])
+
+    def outputs(self, method: str) -> xr.DataArray:
+        """KL at the longer length above that at the shorter one, by layer."""
+        kl = self("kl", "layer", method=method)
+        return kl.sel(length=self.ends[1]) - kl.sel(length=self.ends[0])
+
+
+def _typed(column: pd.Series) -> pd.Series:
+    numeric: Any = pd.to_numeric(column, errors="coerce")
+    return column if numeric.isna().any() else numeric
+
+
+def above(high: xr.DataArray, low: xr.DataArray, more: float = 0.0, paired: bool | None = None) -> Difference:
+    """How far `high` is above `low`, seed by seed where both have as many, else by Welch's test. `paired`: by the seeds of both, or not."""
+    high, low = xr.align(high, low, join="inner") if paired else (high, low)
+    if min(high.size, low.size) < 2:
+        raise Missing("scores by prompt of a single seed")
+    by_seed = high.size == low.size if paired is None else paired
+    test: Any = stats.ttest_rel(high, low) if by_seed else stats.ttest_ind(high, low, equal_var=False)
+    limits = test.confidence_interval(1 - 2 * LEVEL)
+    return Difference(float(high.mean() - low.mean()), limits.low, limits.high, float(stats.t.sf(test.statistic, test.df)), more)
+
+
+def wilson(share: float, n: int, z: float) -> tuple[float, float]:
+    """Wilson's limits of a share of `n` prompts, at `z` normal standard errors."""
+    middle, reach = share + z**2 / (2 * n), z * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+    return (middle - reach) / (1 + z**2 / n), (middle + reach) / (1 + z**2 / n)
+
+
+def of_share(by_seed: xr.DataArray, n: int) -> np.ndarray:
+    """The shares by seed; of a single one two values, whose standard deviation is half of Wilson's interval."""
+    return by_seed.values if by_seed.size > 1 else np.array(wilson(by_seed.item(), n, 1)) / math.sqrt(2)
+
+
+def more_needles(v: Values, number: float) -> Difference:
+    """RePo above RoPE over seeds. Of single ones over prompts, where RePo finds none: the paired error is that of RoPE."""
+    own, rope = v.needles("repo"), v.needles("rope")
+    if max(own.size, rope.size) > 1 or number > 0:
+        return above(own, rope)
+    margin, error, student = -rope.item(), v.needles("rope", "standard_error").item(), stats.t(int(v.row["n"]) - 1)
+    reach = error * float(student.isf(LEVEL))
+    return Difference(margin, margin - reach, margin + reach, float(student.sf(margin / error)))
+
+
+def counted(v: Values) -> bool:
+    """Whether some error is above 1 %, and one is below that of always saying the most frequent value, by Newcombe's limits and 1 %."""
+    n, most = int(v.row["n"]), v("floor", test_set=TRAINED, number=int(v("variables", checkpoint=v.row["checkpoint"])))
+    shares, floor = [float(each.mean()) / 100 for each in v.errors(TRAINED)], float(most) / 100
+    reach = [math.hypot(floor - wilson(floor, n, 2)[0], wilson(each, n, 2)[1] - each) for each in shares]
+    return max(shares) > 0.01 and any(floor - each > max(0.01, own) for each, own in zip(shares, reach, strict=True))
+
+
+def copied(v: Values, judged: Sequence[str], compared: Sequence[str]) -> bool:
+    """Whether something is copied beyond L, and what is judged is copied at every length within."""
+    within = [v("score", checkpoint=each, test_set=range(v.ends[0])).mean("seed").min() for each in judged]
+    return bool(max(v.seeds(each).mean() for each in compared) >= 0.05 and min(within) >= 0.5)
+
+
+def random(by_weights: xr.DataArray) -> np.ndarray:
+    """The values of random weights."""
+    return by_weights.values[by_weights["weights"] != "trained"]
+
+
+def attempt(compute: Callable[..., Any], *arguments: Any) -> Any:
+    """What `compute` returns, or what it lacks."""
+    try:
+        return compute(*arguments)
+    except Missing as missing:
+        return missing
+
+
+def lacks(variable: str, *axes: str) -> Callable[[Values], Any]:
+    """What is asked of the CSVs in vain: a variable by some axes."""
+    return lambda v: v(variable, *axes)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Where the values of a claim are, and how they are reduced."""
+
+    toys: Sequence[str]
+    """The small models that decide on it."""
+    figure: str
+    """The name in numbers.csv.gz, the checkpoint's in braces."""
+    units: Callable[[Values], Any]
+    """What the spread is the standard deviation of."""
+    number: Callable[[Values], Any] | None = None
+    """None: the mean of the units."""
+    rule: Callable[[Values, float], Sequence[Any]] = lambda v, n: []
+    """What has to hold, from the values and the number: truth values and differences, Missing among them."""
+    measurable: Callable[[Values], Any] | None = None
+
+
+HEADS, TRAINED, UNMEASURABLE = ("layer", "head"), "in_distribution", "not measurable"
+SCHEMES, ABLATED = ("HoPE", "RoPE", "ALiBi", "KERPLE", "FIRE"), ("HoPE AB1", "HoPE AB2", "RoPE")
+MASSES = (("repo", "rope", "needle"), ("rope", "repo", "query"), ("rope", "nope", "needle"), ("nope", "repo", "query"))
+"""More, less, where: the last two only where NoPE finds needles."""
+REVERSAL, ROPE, KEYS = ["reversal/repo"], ["language/rope"], ["niah_keys/repo"]
+COUNTING = [f"counting/cope{variables}_256" for variables in ("", "_3", "_5")]
+CLAIMS = {
+    "R1": Claim(
+        *(REVERSAL, "reversal_by_length", lambda v: v.seeds("reversal/repo")),
+        rule=lambda v, n: [above(v.seeds("reversal/repo"), v.seeds(f"reversal/{rival}")) for rival in ("rope", "nope")],
+    ),
+    "R2": Claim(
+        *(REVERSAL, "mirror_{}", lacks("mirror", "prompt")),
+        number=lambda v: (v.later("mirror", kind="copies") / v.later("mirror", kind="random")).min(),
+        rule=lambda v, n: [
+            np.any(
+                (v.later("mirror", kind="copies") <= 0.25 * v.later("mirror", kind="random"))
+                & (v.later("mirror", kind="copies") <= 0.5 * v.later("mirror", kind="elsewhere"))
+                & (v.later("mirror", kind="correlation") >= 0.9)
+            )
+        ],
+        measurable=lambda v: v("reversed").mean() >= 0.5,
+    ),
+    "R3": Claim(
+        *(REVERSAL, "mirror_{}", lacks("flatness", "prompt"), lambda v: v.later("flatness").median()),
+        rule=lambda v, n: [n <= 0.25],
+    ),
+    "R4": Claim(
+        *(KEYS, "attention_mass_*", lambda v: v.mass("repo", "needle")),
+        rule=lambda v, n: [
+            above(v.mass(high, span), v.mass(low, span), paired=True)
+            for high, low, span in MASSES[: 4 if v.needles("nope").mean() >= 0.5 else 2]
+        ],
+        measurable=lambda v: min(v.needles("repo")[0], v.needles("rope")[0]) >= 0.5 and v.needles("nope").mean() < 0.9,
+    ),
+    "R5": Claim(
+        *(KEYS, "ranges_{}", lambda v: v("range", "prompt", length=v.ends[1]).max("unit") / v.ends[1]),
+        number=lambda v: max(v("range", "prompt", length=length).max() / length for length in v.ends),
+        rule=lambda v, n: [
+            n <= 0.5,
+            v("range", length=v.ends[1]).mean("prompt").std() >= 0.25 * v("range", length=v.ends[1]).mean(),
+            above(v("range", length=v.ends[1]).mean("unit"), v("range", length=v.ends[0]).mean("unit"), paired=False),
+        ],
+    ),
+    "R6": Claim(
+        *(KEYS, "patterns_{}", lacks("chunk_pattern", "prompt"), lambda v: 100 * v.pattern("hybrid")),
+        rule=lambda v, n: [
+            v.pattern("mono") <= 0.1,
+            v.pattern("constant") > v.pattern("mono"),
+            attempt(v, "chunk_pattern", "prompt"),  # what the share of hybrid chunks above one half is tested over
+        ],
+    ),
+    "R7": Claim(
+        *(["OLMo-2 1B (configuration)"], "efficiency"),
+        lambda v: 100 * (v("parameters", size="OLMo-2 1B", scheme="repo") / v("parameters", size="OLMo-2 1B", scheme="rope") - 1),
+        rule=lambda v, n: [n <= 1],
+    ),
+    "R8": Claim(
+        *(["language/repo"], "segments_examples_throughout_{}", lambda v: v.following().sel(weights="trained")),
+        rule=lambda v, n: [n > np.quantile(random(v.following()), 0.95, method="higher")],
+    ),
+    "R9": Claim(
+        *(
+            KEYS,
+            "haystack_by_length_*",
+            lambda v: of_share(v.needles("repo"), int(v.row["n"])),
+            lambda v: v.needles("repo").mean(),
+        ),
+        rule=lambda v, n: [more_needles(v, n)],
+        measurable=lambda v: v.needles("nope").mean() < 0.9 and v.needles("rope").mean() < 0.99,
+    ),
+    "H1": Claim([*ROPE, "language/learned", "language/kerple"], "logit_by_distance", lacks("logit", "distance")),
+    "H2": Claim(
+        *(ROPE, "vaf_{}", lacks("vaf", "repeat"), lambda v: v.height().sel(weights="trained")),
+        rule=lambda v, n: [n >= 2, n > random(v.height()).max()],
+    ),
+    "H3": Claim(
+        *(ROPE, "vaf_over_training_{}", lacks("vaf", "seed")),
+        measurable=lambda v: v("vaf", "step")["step"].max() >= 25_000,
+    ),
+    "H4": Claim(ROPE, "beyond_training_length_{}", lacks("component_by_distance", "distance")),
+    "H5": Claim(ROPE, "components_{}", lacks("component_by_distance", "distance")),
+    "H6": Claim(
+        *(["copying/hope_scattered"], "copying_205", lambda v: 100 * v.seeds("HoPE")),
+        rule=lambda v, n: [above(v.seeds("HoPE"), v.seeds(rival)) for rival in SCHEMES[1:]],
+        measurable=lambda v: copied(v, SCHEMES[:2], SCHEMES),
+    ),
+    "H7": Claim(
+        *(["copying/hope_ab1_scattered"], "copying_205", lambda v: 100 * v.seeds("HoPE AB1")),
+        rule=lambda v, n: [
+            above(v.seeds("HoPE AB1"), v.seeds("HoPE AB2")),
+            above(v.seeds("HoPE AB2"), v.seeds("RoPE")).high >= 0,
+        ],
+        measurable=lambda v: copied(v, ABLATED, ABLATED),
+    ),
+    "C1": Claim(
+        *(["flip_flop/cope_256"], "flip_flop_*", lambda v: v.errors("sparse")[0]),
+        rule=lambda v, n: [above(rival, v.errors("sparse")[0]) for rival in v.errors("sparse")[1:]],
+        measurable=lambda v: max(each.mean() for each in v.errors("sparse")) > 1,
+    ),
+    "C2": Claim(
+        *(["selective_copy/cope"], "selective_copy"),
+        lambda v: max((v.seeds("selective_copy/cope", each) for each in (TRAINED, "dense", "sparse")), key=np.mean),
+        rule=lambda v, n: [n <= 1, min(v.seeds("selective_copy/rope", each).mean() for each in ("dense", "sparse")) >= 50],
+    ),
+    "C3": Claim(
+        *(COUNTING, "counting_256", lambda v: v.errors(TRAINED)[0]),
+        rule=lambda v, n: [above(rival, v.errors(TRAINED)[0]) for rival in v.errors(TRAINED)[1:]],
+        measurable=counted,
+    ),
+    "C4": Claim(
+        *(["language/cope"], "perplexity", lambda v: v.nats("cope") * np.exp(v.nats("cope").mean())),
+        number=lambda v: np.exp(v.nats("cope").mean()),
+        rule=lambda v, n: [
+            above(v.nats("cope_open"), v.nats("cope"), 0.005),
+            above(v.nats("learned"), v.nats("cope_open"), 0.005),
+        ],
+    ),
+    "C5": Claim(
+        *(["language/cope"], "perplexity", lambda v: v.rise("cope")),
+        rule=lambda v, n: [above(v.rise("cope_open"), v.rise("cope"), 0.005)],
+    ),
+    "C6": Claim(
+        *(["language/cope_sep_keys"], "position_attention_cope_sep_keys", lambda v: v.segment("last_segment_mass")),
+        rule=lambda v, n: [n >= 0.5, v.segment("last_segment_chance").mean() <= 0.05],
+    ),
+    "P1": Claim(
+        *(ROPE, "fits_{}", lambda v: v("three_axis_r", "prompt").mean(HEADS), lambda v: v("three_axis_r").mean()),
+        rule=lambda v, n: [n >= 0.5**0.5],
+    ),
+    "P2": Claim(
+        *(ROPE, "fits_{}", lambda v: v("fake_distance_r", "prompt").mean(HEADS), lambda v: v("fake_distance_r").mean()),
+        rule=lambda v, n: [v("fake_distance_r").groupby("layer").mean(...).min() >= 0.9],
+    ),
+    "P3": Claim(ROPE, "fits_{}", lacks("three_axis_r", "weights")),
+    "P4": Claim(
+        *(ROPE, "rotation_{}", lambda v: v.slow().notnull()),
+        rule=lambda v, n: [n >= 0.5, v.slow().mean() <= 0.25, attempt(v, "slow_dominating", "weights")],
+    ),
+    "P5": Claim(
+        *(ROPE, "rotation_{}", lambda v: v("closed_form_r", "prompt").mean(HEADS)),
+        number=lambda v: v("closed_form_r", "prompt").mean(),
+        rule=lambda v, n: [n >= 0.9],
+    ),
+    "P6": Claim(ROPE, "perturbation_{}", lacks("log_perplexity", "draw")),
+    "P7": Claim(
+        *(ROPE, "extrapolation_{}", lambda v: v.outputs("lm_infinite")),
+        rule=lambda v, n: [
+            v.outputs("plain").mean() > 0 and n <= 0.5 * v.outputs("plain").mean(),
+            v("log_perplexity", method="lm_infinite", length=v.ends[1]) < v("log_perplexity", method="plain", length=v.ends[1]),
+        ],
+    ),
+}
+
+
+def outcome(claim: Claim, values: Values, number: Any, tests: list[Difference]) -> str:
+    """What the rule comes to before Holm's correction; its differences are added to `tests`."""
+    if claim.measurable is not None and not claim.measurable(values):
+        return UNMEASURABLE
+    if isinstance(number, Missing) or (claim.measurable is None and values.row["outcome"] == UNMEASURABLE):
+        raise number if isinstance(number, Missing) else Missing("reason why it is not measurable")
+    parts = claim.rule(values, number)
+    tests += [part for part in parts if isinstance(part, Difference)]
+    states = [part.state if isinstance(part, Difference) else part if isinstance(part, Missing) else bool(part) for part in parts]
+    if False in states or "fails" in states:
+        return "fails"
+    for missing in (state for state in states if isinstance(state, Missing)):
+        raise missing
+    return "undecided" if "undecided" in states else "holds"
+
+
+def recomputed(claim: Claim, values: Values) -> tuple[dict[str, Any], list[Difference]]:
+    """The number, its spread and the outcome, as far as they are printed, and the differences behind the outcome."""
+    tests: list[Difference] = []
+    number = attempt(lambda: float(claim.number(values) if claim.number else claim.units(values).mean()))
+    spread = attempt(lambda: float(np.std(claim.units(values), ddof=1))) if values.row["spread"] else None
+    found = {"ours": number, "spread": spread, "outcome": attempt(outcome, claim, values, number, tests)}
+    return {name: value for name, value in found.items() if values.row[name]}, tests
+
+
+def correct(made: Sequence[tuple[dict[str, Any], list[Difference]]]) -> None:
+    """Rows that decide on one claim together: those that hold by tests have to hold after Holm's correction over all that test."""
+    tested, adjusted = sorted((max(each.p for each in tests), place) for place, (_, tests) in enumerate(made) if tests), 0.0
+    for rank, (p, place) in enumerate(tested):
+        adjusted = max(adjusted, p * (len(tested) - rank))
+        if made[place][0]["outcome"] == "holds" and adjusted > LEVEL:
+            made[place][0]["outcome"] = "undecided"
+
+
+def same(printed: str, value: float | str) -> bool:
+    """Whether a value has the three digits that are printed, or is not below a bound that is."""
+    if isinstance(value, str):
+        return printed == value
+    if printed.startswith("≥ "):
+        return value >= float(printed[2:])
+    digit = 10.0 ** (math.floor(math.log10(abs(float(printed)))) - 2) if float(printed) else 1e-6
+    return abs(float(printed) - value) <= 0.501 * digit
+
+
+def compared(column: str, row: dict[str, str], found: dict[str, Any]) -> dict[str, str]:
+    """A line: what is printed, what came out here, whether that is the same, and what the CSVs lack."""
+    known = {name: value for name, value in found.items() if not isinstance(value, Missing)}
+    lacking = dict.fromkeys(str(value) for value in found.values() if isinstance(value, Missing))
+    result = "agrees" if not lacking else "agrees in part" if known else "not recomputed"
+    if not all(same(row[name], value) for name, value in known.items()):
+        result = "differs"
+    again = [f"{value:.3g}" if isinstance(value, float) else value for value in known.values()]
+    wanted = ", ".join(NAMES[name] for name in found if name not in known)
+    return {
+        **{"claim": row["claim"], "model": column, "checkpoint": row["checkpoint"], "result": result},
+        **{"printed": ", ".join(row[name] for name in found), "recomputed": ", ".join(again) or "–"},
+        "missing": f"no {' and '.join(lacking)} for the {wanted}" if lacking else "",
+    }
+
+
+def table(figures: Path) -> list[dict[str, str]]:
+    """Every claim on every checkpoint that figures/README.md shows: where some can be judged, on those."""
+    numbers = cache(lambda directory: pd.read_csv(directory / "numbers.csv.gz", dtype=str))
+    lines: list[dict[str, str]] = []
+    for (name, claim), (column, model) in product(CLAIMS.items(), DIRECTORIES.items()):
+        verdicts = f"{PAPERS[name[0]]}/verdicts.csv"
+        every = [
+            (file.parent, row)
+            for file in sorted(figures.glob(f"{model}/*/{verdicts}" if model else verdicts))
+            for row in pd.read_csv(file, dtype=str, keep_default_na=False).to_dict("records")
+            if row["claim"] == name and row["checkpoint"] in ([model] if model else claim.toys)
+        ]
+        judged = [each for each in every if each[1]["outcome"] != UNMEASURABLE] or every
+        made = [recomputed(claim, Values(numbers(directory), row, claim.figure)) for directory, row in judged]
+        if not model:
+            correct(made)
+        lines += [compared(column, row, found) for (_, row), (found, _) in zip(judged, made, strict=True)]
+    return lines
+
+
+def main(figures: Path) -> int:
+    """Print every line, and how many there are of each result; 1 where one differs."""
+    lines = table(figures)
+    counts = Counter(line["result"] for line in lines)
+    every = [LINE.format(**line).rstrip() for line in lines]
+    every += [", ".join(f"{count} {result}" for result, count in counts.most_common())]
+    sys.stdout.write("\n".join(every) + "\n")
+    return int(counts["differs"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(*sys.argv[1:2] or ["figures"])))
