@@ -181,8 +181,9 @@ def page(given: Namespace, subject: str) -> Iterator[Row]:
 
 
 def explorer(given: Namespace, subject: str, edited: Sequence[int], tokens: int = 0) -> Iterator[Row]:
-    """Answers of the explorer as its page gets them, beside a forward pass: the first view, and a new edit in a layer until its view is
-    there, again and again. `tokens` of a prompt that is made; 0: the model's own first prompt.
+    """The explorer beside a forward pass: the answer to a new edit in a layer; and in Chromium, where there is one, the page until its
+    first paint and until all is drawn, and an edit from the click until it is drawn. `tokens` of a prompt that is made; 0: the model's
+    own first prompt.
     """
     import json
     from itertools import count
@@ -214,6 +215,67 @@ def explorer(given: Namespace, subject: str, edited: Sequence[int], tokens: int 
             **spent,
             "note": f"{layers - layer} of {layers} layers run again",
         }
+    yield from _in_browser(explored, edited)
+
+
+_EDIT = """(async () => {{
+  const edits = document.querySelector('section[aria-label=Edits]'), [where, , kind] = edits.querySelectorAll('select');
+  const named = (text) => [...document.querySelectorAll('button')].find((one) => one.textContent === text);
+  const drawn = (count) => new Promise((done) => {{
+    const look = () => (document.querySelectorAll('.edits li').length === count ? done() : requestAnimationFrame(look));
+    look();
+  }});
+  Object.assign(where, {{ value: 'layer:{layer}' }});
+  Object.assign(kind, {{ value: 'frozen' }}).dispatchEvent(new Event('change'));
+  edits.querySelector('input[type=number]').value = {value};
+  const from = performance.now();
+  named('Add edit').click();
+  await drawn(1);
+  const spent = performance.now() - from;
+  named('Undo').click();
+  await drawn(0);
+  return spent / 1000;
+}})()"""
+
+
+def _in_browser(explored: Any, edited: Sequence[int]) -> Iterator[Row]:
+    """Rows of the page itself; none without Chromium."""
+    import threading
+    import time
+
+    from repo_interp.explorer.server import listening, server
+
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+    from chromium import Browser, executable  # pyright: ignore[reportMissingImports]
+
+    program, place = executable(), listening(None)
+    if program is None:
+        return
+    served = server(explored, "bench", place)
+    thread = threading.Thread(target=lambda: served.run(sockets=[place]))
+    thread.start()
+    with tempfile.TemporaryDirectory() as folder:
+        browser = Browser(Path(folder), program)
+        browser.size(1280, 900)
+        began = time.perf_counter()
+        browser.open(f"http://127.0.0.1:{place.getsockname()[1]}/bench/")
+        browser.wait("'alive' in document.getElementById('explorer').dataset")
+        drawn = time.perf_counter() - began
+        painted = browser.run("performance.getEntriesByName('first-contentful-paint')[0].startTime") / 1000
+        yield {"what": "page, first paint", "wall_seconds": painted}
+        yield {"what": "page, all drawn", "beside": FORWARD, "wall_seconds": drawn}
+        browser.run(
+            "document.querySelector('section[aria-label=Continuation] input').click()"
+        )  # no continuation after every change
+        stops = "[...document.querySelectorAll('button')].filter((one) => one.textContent === 'Stop')"
+        browser.run(f"{stops}.forEach((one) => one.click())")
+        for layer in edited:
+            spent = min(browser.run(_EDIT.format(layer=layer, value=3.25 + turn)) for turn in range(4))
+            yield {"what": f"edit in layer {layer}, until it is drawn", "beside": FORWARD, "wall_seconds": spent}
+        browser.close()
+    served.should_exit = served.force_exit = True
+    thread.join()
+    place.close()
 
 
 def _measures() -> list[Any]:

@@ -19,7 +19,7 @@ export const colourOf = (place, name) => getComputedStyle(place).getPropertyValu
 // The layout of a chart in the colours of `place`, with what is `given`.
 export function layout(place, given) {
   const style = getComputedStyle(place), colour = (name) => colourOf(place, name);
-  const axis = { gridcolor: colour("--line"), zerolinecolor: colour("--line"), linecolor: colour("--soft"), ticks: "outside", ticklen: 3, exponentformat: "power" };
+  const axis = { gridcolor: colour("--line"), zerolinecolor: colour("--line"), linecolor: colour("--soft"), ticks: "outside", ticklen: 3, exponentformat: "power", ticklabeloverflow: "allow" };
   const further = Object.fromEntries(Object.entries(given).filter(([name]) => /^yaxis\d/.test(name)).map(([name, value]) => [name, { ...axis, ...value }]));
   return {
     margin: { l: 60, r: 12, t: 26, b: 40 }, hovermode: "closest",
