@@ -252,9 +252,9 @@ def _in_browser(explored: Any, edited: Sequence[int]) -> Iterator[Row]:
     if program is None:
         return
     served = server(explored, "bench", place)
-    thread = threading.Thread(target=lambda: served.run(sockets=[place]))
+    thread = threading.Thread(target=lambda: served.run(sockets=[place]), daemon=True)
     thread.start()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Chromium still writes
         browser = Browser(Path(folder), program)
         browser.size(1280, 900)
         began = time.perf_counter()
