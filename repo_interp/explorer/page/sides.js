@@ -11,7 +11,7 @@ export function sides(root, sourceOf, addressed = true) {
   const lead = explore(root, sourceOf(0), { addressed, compare });
 
   function compare(wanted) {
-    if (side && wanted && wanted.model === side.model) return;
+    if (wanted ? side && wanted.model === side.model : !side) return;
     if (side) {
       side.ended.abort();
       side.source.close();

@@ -157,7 +157,7 @@ export function distances(place, numbers, state, sparse) {
     rows.forEach((values, shown) => {
       const keys = values.map((_, key) => key).filter((key) => values[key] !== null);
       traces.push({
-        type: "scatter", mode: sparse && keys.length <= state.token ? "markers" : "lines+markers", name: nameOf(state.heads[shown]) + (which === "changed" ? ", changed" : ""), x: keys.map((key) => state.token - key), y: keys.map((key) => values[key]),
+        type: "scatter", mode: sparse && keys.length <= state.token ? "markers" : keys.length > 200 ? "lines" : "lines+markers", name: nameOf(state.heads[shown]) + (which === "changed" ? ", changed" : ""), x: keys.map((key) => state.token - key), y: keys.map((key) => values[key]),
         customdata: keys, line: { color: HEADS[shown], width: 1.2, dash: which === "changed" ? "dash" : "solid" }, marker: { size: 4 }, hovertemplate: "token %{customdata}, distance %{x}: %{y:.4g}<extra></extra>",
       });
     });

@@ -108,7 +108,7 @@ export function headMap(place, { layers, heads, open, changed }) {
     one.value = known ? map.values[row][column] : null;
     if (outlines) {
       const values = outlines[layers.indexOf(one.layer)][heads.indexOf(one.head)];
-      if (values !== one.values) {
+      if (values !== one.values && !same(values, one.values)) { // an edit leaves the layers before it as they are
         one.values = values;
         one.outline = values && outlined(values);
         one.tile.querySelector("svg").innerHTML = one.outline ? '<path d="' + one.outline.line + '" vector-effect="non-scaling-stroke"/>' : '<text x="50" y="24" text-anchor="middle" font-size="9">' + (values ? "no positions" : "left out") + "</text>";
@@ -160,11 +160,16 @@ export function headMap(place, { layers, heads, open, changed }) {
     part.grid.classList.toggle("ranked", ranked);
     part.grid.classList.toggle("plain", !outlines);
     part.grid.style.setProperty("--heads", heads.length);
-    part.grid.replaceChildren(...(ranked ? matched.sort((a, b) => (rank(a) === rank(b) ? 0 : rank(a) - rank(b))).map((one) => one.tile) : byLayer(matched, alike)));
+    const placed = ranked ? matched.sort((a, b) => (rank(a) === rank(b) ? 0 : rank(a) - rank(b))).map((one) => one.tile) : byLayer(matched, alike);
+    const places = JSON.stringify([ranked, alike, matched.map((one) => one.pair), layers.map((layer) => ink(layer.colour))]);
+    if (places !== part.places) part.grid.replaceChildren(...placed);
+    part.places = places;
     const first = part.grid.querySelector('.tile[aria-pressed="true"]') || part.grid.querySelector(".tile");
     if (first) first.tabIndex = 0;
     if (focus && part.grid.contains(focus)) focus.focus();
-    if (first) intoView(first);
+    const chosen = JSON.stringify([places, shown]);
+    if (first && chosen !== part.chosen) intoView(first);
+    part.chosen = chosen;
     part.counted.textContent = matched.length + " of " + tiles.length + " heads";
     part.hint.textContent = (map ? "Colour and number of a head: " + map.title + mean + ". " : "This run has no score of heads. ") + (outlines ? "Drawn: positions over the chosen prompt, each on its own scale. " : "") + "A click shows the head, Shift-click several.";
     part.scale.hidden = !map;
