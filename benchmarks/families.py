@@ -120,8 +120,8 @@ def tried(family: str) -> dict[str, str]:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     import repo_interp as ri
+    from repo_interp.checkpoint_files.architectures import refusal, require_family
     from repo_interp.errors import InputError
-    from repo_interp.models.architectures import refusal, require_family
     from repo_interp.models.outputs import parity_errors
     from repo_interp.models.reposition import attentions, with_layout
     from repo_interp.tasks.prompt import Prompt

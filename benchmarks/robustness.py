@@ -39,7 +39,7 @@ CATALOGUE = {
     "code from a checkpoint, at every loader": ("cli/test_own_code",),
     "our checkpoints and adapters in other libraries": ("models/test_other_libraries",),
     "GGUF files and adapters": ("models/test_gguf", "models/test_adapters"),
-    "interventions that end in any order": ("models/test_interventions",),
+    "interventions that end in any order": ("interventions/test_interventions",),
     "two writers, full disks, damaged files": ("test_losing_nothing",),
     "packages that fail": ("test_extension",),
 }

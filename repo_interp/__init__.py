@@ -27,7 +27,7 @@ __version__ = "0.1.0"
 _WHERE = {
     "InputError": "repo_interp.errors",
     "PositionsCallback": "repo_interp.analysis.training",
-    "ablate": "repo_interp.models.interventions.ablation",
+    "ablate": "repo_interp.interventions.ablation",
     "ablation_effects": "repo_interp.analysis.ablation",
     "added_parameters": "repo_interp.models.reposition",
     "analyze": "repo_interp.analysis.analyze",
@@ -52,7 +52,7 @@ _WHERE = {
     "save": "repo_interp.models.checkpoints",
     "score": "repo_interp.analysis.score",
     "score_needles": "repo_interp.analysis.score",
-    "set_positions": "repo_interp.models.interventions",
+    "set_positions": "repo_interp.interventions",
     "show": "repo_interp.plots.pages.report",
     "tokens": "repo_interp.analysis.coercion",
     "training_scalars": "repo_interp.analysis.training",
@@ -64,7 +64,7 @@ _WHERE = {
 _MODULES = {
     "experiments": "repo_interp.experiments",
     "explorer": "repo_interp.explorer",
-    "interventions": "repo_interp.models.interventions",
+    "interventions": "repo_interp.interventions",
     "measures": "repo_interp.measures",
     "plots": "repo_interp.plots",
     "tasks": "repo_interp.tasks",
@@ -116,7 +116,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from repo_interp import experiments, explorer, measures, plots, tasks
+    from repo_interp import experiments, explorer, interventions, measures, plots, tasks
     from repo_interp.analysis.ablation import ablation_effects, head_means
     from repo_interp.analysis.analyze import analyze
     from repo_interp.analysis.atlas import atlas
@@ -129,12 +129,11 @@ if TYPE_CHECKING:
     from repo_interp.comparison.align import compare
     from repo_interp.errors import InputError
     from repo_interp.explorer import explore
-    from repo_interp.models import interventions
+    from repo_interp.interventions import set_positions
+    from repo_interp.interventions.ablation import ablate
     from repo_interp.models.audit import verify
     from repo_interp.models.bridge import bridge
     from repo_interp.models.checkpoints import load_model, save
-    from repo_interp.models.interventions import set_positions
-    from repo_interp.models.interventions.ablation import ablate
     from repo_interp.models.load import load, zoo
     from repo_interp.models.reposition import added_parameters, layout, reposition
     from repo_interp.plots.findings import findings

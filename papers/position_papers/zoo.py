@@ -7,7 +7,7 @@ from pathlib import Path
 
 from position_papers.training.configuration import TrainingConfiguration
 from position_papers.training.trained import configured, zoo_runs
-from repo_interp.models.stored import weight_files
+from repo_interp.checkpoint_files.stored import weight_files
 from repo_interp.shipped import zoo_path
 
 

@@ -22,10 +22,10 @@ from repo_interp.analysis.coercion import Prompts, as_prompts, tokens
 from repo_interp.errors import InputError
 from repo_interp.experiments.prompt_sets import scoring_of
 from repo_interp.experiments.responses import forced_responses
+from repo_interp.interventions.ablation import HeadMeans, ablate
+from repo_interp.interventions.replacing import head_pairs
 from repo_interp.models.bridge import model_of
 from repo_interp.models.capture import decode
-from repo_interp.models.interventions.ablation import HeadMeans, ablate
-from repo_interp.models.interventions.replacing import head_pairs
 from repo_interp.models.outputs import attention_outputs
 from repo_interp.models.reposition import attentions
 from repo_interp.values import CountOrNone, Seed, checked

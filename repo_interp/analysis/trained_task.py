@@ -10,8 +10,8 @@ import os
 import tomllib
 from pathlib import Path
 
+from repo_interp.checkpoint_files.stated import tokens_of
 from repo_interp.errors import InputError, one_line
-from repo_interp.models.stated import tokens_of
 from repo_interp.shipped import training_record
 from repo_interp.tasks import Task, make_task
 

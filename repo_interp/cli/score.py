@@ -78,10 +78,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Score, write and print; return the exit code."""
     from repo_interp.analysis.notes import notes_on
     from repo_interp.analysis.publication import claimed
+    from repo_interp.checkpoint_files.architectures import training_length
     from repo_interp.cli.results import ASKED, Command, drawn, print_results
     from repo_interp.cli.tables import print_tables
     from repo_interp.console import Console
-    from repo_interp.models.architectures import training_length
     from repo_interp.models.checkpoints import identify
     from repo_interp.models.load import load
     from repo_interp.progress import steps

@@ -22,8 +22,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from repo_interp.experiments.position_changes import PlacedChange
+from repo_interp.interventions.replacing import heads_with_positions, replaced
 from repo_interp.models.attention import RepositionedAttention
-from repo_interp.models.interventions.replacing import heads_with_positions, replaced
 from repo_interp.models.reposition import attentions, layer_count
 from repo_interp.positions.logits import exact
 from repo_interp.positions.rotary import expand_heads

@@ -32,7 +32,7 @@ from repo_interp.experiments.attribution import SCREENINGS
 from repo_interp.experiments.experiment import PATH_TOKENS, Experiment, Plan, Progress, require_targets, with_attention
 from repo_interp.experiments.position_changes import PositionChange, Strength, default_kinds, require_kinds
 from repo_interp.experiments.readings import READINGS, Heads, Measurement
-from repo_interp.models.interventions.replacing import heads_with_positions
+from repo_interp.interventions.replacing import heads_with_positions
 from repo_interp.models.reposition import attentions, layer_count, layout
 from repo_interp.run import with_schemes
 from repo_interp.store import NOT_KEPT, Store

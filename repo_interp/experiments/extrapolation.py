@@ -41,8 +41,8 @@ from repo_interp.experiments.experiment import Experiment, Plan, Progress, side_
 from repo_interp.experiments.gaussians import VectorSums, gaussian_divergence, principal_plane, vector_sums
 from repo_interp.experiments.prompt_sets import LEAST, prompts_by_length
 from repo_interp.experiments.responses import forced_responses
+from repo_interp.interventions.extension import GLOBAL_TOKENS, METHODS, Method, allowed_methods, extended
 from repo_interp.models.capture import decode
-from repo_interp.models.interventions.extension import GLOBAL_TOKENS, METHODS, Method, allowed_methods, extended
 from repo_interp.models.outputs import attention_outputs, layer_tensors, outputs_over_windows
 from repo_interp.models.reposition import attentions, attentions_of, layout, longest_prompt
 from repo_interp.run import with_schemes

@@ -18,9 +18,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from repo_interp.errors import InputError
 from repo_interp.experiments.task_scores import labelled_scores, score_map
+from repo_interp.interventions.replacing import require_named_tokens
 from repo_interp.measures.labels import described
 from repo_interp.models.generation import continue_greedily
-from repo_interp.models.interventions.replacing import require_named_tokens
 from repo_interp.models.reposition import longest_prompt
 from repo_interp.side_by_side import BatchSize, batches
 from repo_interp.store import NOT_KEPT, Store

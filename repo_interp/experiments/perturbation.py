@@ -43,8 +43,8 @@ from transformers import PreTrainedModel
 from repo_interp.errors import InputError, numbered
 from repo_interp.experiments.experiment import Experiment, Plan, Progress, require_targets, side_by_side
 from repo_interp.experiments.responses import forced_responses
-from repo_interp.models.interventions import Shift, exchanged_keys, moved_keys
-from repo_interp.models.interventions.keys import has_keys_to_move
+from repo_interp.interventions import Shift, exchanged_keys, moved_keys
+from repo_interp.interventions.keys import has_keys_to_move
 from repo_interp.models.reposition import attentions, attentions_of
 from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt, Response

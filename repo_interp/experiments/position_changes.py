@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from repo_interp.errors import InputError
-from repo_interp.models.interventions.positions import from_recorded, positions_of, reordered, to_index, to_mean, to_multiples
-from repo_interp.models.interventions.replacing import Change, Here
+from repo_interp.interventions.positions import from_recorded, positions_of, reordered, to_index, to_mean, to_multiples
+from repo_interp.interventions.replacing import Change, Here
 from repo_interp.models.reposition import attentions
 from repo_interp.positions.assigners import TokenIndex
 from repo_interp.tasks import Prompt

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from repo_interp.experiments.attribution import attributed
 from repo_interp.experiments.position_changes import Strength, placed
 from repo_interp.experiments.responses import Question, logits_at, padded, target_logits, to_question
-from repo_interp.models.interventions.replacing import replaced
+from repo_interp.interventions.replacing import replaced
 from repo_interp.models.resuming import Recording, recorded, resumed
 from repo_interp.store import Store
 from repo_interp.tasks import Prompt, Response

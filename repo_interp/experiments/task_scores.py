@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError, numbered
 from repo_interp.experiments.responses import forced_responses, generated_responses
-from repo_interp.models.interventions.replacing import require_named_tokens
+from repo_interp.interventions.replacing import require_named_tokens
 from repo_interp.models.reposition import longest_prompt
 from repo_interp.side_by_side import BatchSize, batches
 from repo_interp.store import NOT_KEPT, Store

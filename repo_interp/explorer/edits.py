@@ -25,8 +25,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 from torch import Tensor, nn
 
 from repo_interp.errors import InputError
-from repo_interp.models.interventions.positions import shuffled, to_index, to_mean, to_token, to_value
-from repo_interp.models.interventions.replacing import Change, Here, changed_rows, replaced
+from repo_interp.interventions.positions import shuffled, to_index, to_mean, to_token, to_value
+from repo_interp.interventions.replacing import Change, Here, changed_rows, replaced
 from repo_interp.values import Finite, Seed
 
 Kind = Literal["linearised", "frozen", "copied", "permuted", "scaled", "shifted"]

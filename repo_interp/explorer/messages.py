@@ -35,8 +35,8 @@ from repo_interp.explorer.edits import Edit, Index, as_tuple
 from repo_interp.explorer.passes import Passes
 from repo_interp.explorer.session import LOOKS, NEXT, Session
 from repo_interp.explorer.steps import Steps
+from repo_interp.interventions.replacing import heads_with_positions
 from repo_interp.models.bridge import tokenizer_of
-from repo_interp.models.interventions.replacing import heads_with_positions
 from repo_interp.models.provenance import loaded_from
 from repo_interp.models.reposition import attentions, layout
 from repo_interp.plots.marks.arrays import ranked_heads

@@ -26,16 +26,16 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel
 
+from repo_interp.checkpoint_files.fields import Base, Fields, SpecialTokens
+from repo_interp.checkpoint_files.stated import OURS, Checkpoint, described_base
+from repo_interp.checkpoint_files.stored import ADAPTER, StoredWeight, stored_weights
+from repo_interp.checkpoint_files.weights import read_weights
 from repo_interp.errors import InputError
 from repo_interp.files import replaced, write_text
 from repo_interp.models.configuration import configured, written_configuration
-from repo_interp.models.fields import Base, Fields, SpecialTokens
 from repo_interp.models.provenance import stored_digest
 from repo_interp.models.reposition import assigner_parameters, scheme_modules, with_layout
-from repo_interp.models.stated import OURS, Checkpoint, described_base
-from repo_interp.models.stored import ADAPTER, StoredWeight, stored_weights
 from repo_interp.models.tables import TABLE
-from repo_interp.models.weights import read_weights
 from repo_interp.records import modelled, read_json, shown
 from repo_interp.values import shortened
 

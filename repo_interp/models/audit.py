@@ -32,8 +32,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from repo_interp.checkpoint_files.architectures import native_layout, training_length
 from repo_interp.errors import InputError
-from repo_interp.models.architectures import native_layout, training_length
 from repo_interp.models.checkpoints import known, load_model
 from repo_interp.models.reposition import decoder_of
 from repo_interp.models.rotation import Source, attention_modules, identity, passed_queries, replica, source_of, turning_pairs

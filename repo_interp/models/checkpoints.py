@@ -31,10 +31,23 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 
+from repo_interp.checkpoint_files.architectures import native_layout
+from repo_interp.checkpoint_files.directories import is_of_checkpoint
+from repo_interp.checkpoint_files.fields import DTYPES, SpecialTokens
+from repo_interp.checkpoint_files.gguf import fitted
+from repo_interp.checkpoint_files.gguf_header import SUFFIX
+from repo_interp.checkpoint_files.stated import HUGGING_FACE, OURS, Checkpoint, json_object, tokens_of
+from repo_interp.checkpoint_files.stored import StoredWeight, file_key
+from repo_interp.checkpoint_files.weights import (
+    fitting_weights,
+    is_converted,
+    loaded_by_transformers,
+    read_weights,
+    tied_parameters,
+)
 from repo_interp.errors import InputError, one_line, refused
 from repo_interp.files import is_left_behind, path_of, replaced, require_directory, write_text
 from repo_interp.models.adapters import adapted, base_of
-from repo_interp.models.architectures import native_layout
 from repo_interp.models.configuration import (
     REGISTER,
     RepositionedConfig,
@@ -44,15 +57,8 @@ from repo_interp.models.configuration import (
     scaled_configuration,
     written_configuration,
 )
-from repo_interp.models.directories import is_of_checkpoint
 from repo_interp.models.dispatch import DeviceMap, MostMemory, device_of_weights, dispatched, is_dispatched
-from repo_interp.models.fields import DTYPES, SpecialTokens
-from repo_interp.models.gguf import fitted
-from repo_interp.models.gguf_header import SUFFIX
 from repo_interp.models.reposition import assigner_parameters, layout, reposition, with_layout  # noqa: F401 - `ri.reposition` is found here
-from repo_interp.models.stated import HUGGING_FACE, OURS, Checkpoint, json_object, tokens_of
-from repo_interp.models.stored import StoredWeight, file_key
-from repo_interp.models.weights import fitting_weights, is_converted, loaded_by_transformers, read_weights, tied_parameters
 from repo_interp.positions.layouts import format_layout
 from repo_interp.records import modelled
 

@@ -18,10 +18,19 @@ from transformers.models.auto.configuration_auto import (
     CONFIG_MAPPING_NAMES,  # pyright: ignore[reportPrivateImportUsage]
 )
 
+from repo_interp.checkpoint_files.architectures import class_name, native_layout, require_family
+from repo_interp.checkpoint_files.fields import Fields
+from repo_interp.checkpoint_files.stated import (
+    COUNTED,
+    OURS,
+    Checkpoint,
+    counted,
+    described,
+    own_layout,
+    plain_keys,
+    require_decoder,
+)
 from repo_interp.errors import InputError, refused
-from repo_interp.models.architectures import class_name, native_layout, require_family
-from repo_interp.models.fields import Fields
-from repo_interp.models.stated import COUNTED, OURS, Checkpoint, counted, described, own_layout, plain_keys, require_decoder
 from repo_interp.records import modelled, shown
 
 

@@ -20,10 +20,10 @@ from accelerate.utils import convert_file_size_to_int, get_max_memory
 from torch import nn
 from transformers import PreTrainedModel
 
+from repo_interp.checkpoint_files.stored import StoredWeight
+from repo_interp.checkpoint_files.weights import tied_parameters
 from repo_interp.errors import InputError
 from repo_interp.models.reposition import scheme_modules
-from repo_interp.models.stored import StoredWeight
-from repo_interp.models.weights import tied_parameters
 
 DeviceMap = str | Mapping[str, str | int]
 """`auto`, or a device for every part of the model by the name of its module."""

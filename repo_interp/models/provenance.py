@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from repo_interp.models.architectures import training_length
+from repo_interp.checkpoint_files.architectures import training_length
+from repo_interp.checkpoint_files.stated import Checkpoint, digested
+from repo_interp.checkpoint_files.stored import weight_files
 from repo_interp.models.changes import changes, unchanged_weights
 from repo_interp.models.reposition import assigner_parameters, attentions, layout
-from repo_interp.models.stated import Checkpoint, digested
-from repo_interp.models.stored import weight_files
 from repo_interp.shipped import training_record
 
 TRAINED = "training.toml"

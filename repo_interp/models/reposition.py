@@ -23,11 +23,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from repo_interp.checkpoint_files.architectures import require_family
+from repo_interp.checkpoint_files.options import require_useful, scheme_options
 from repo_interp.errors import InputError, one_line
-from repo_interp.models.architectures import require_family
 from repo_interp.models.attention import RepositionedAttention, attached, remember_index
 from repo_interp.models.configuration import repositioned
-from repo_interp.models.options import require_useful, scheme_options
 from repo_interp.models.own_attention import follow
 from repo_interp.models.rotation import Prober, Rotation, attention_modules, rotary_of
 from repo_interp.models.schemes import SchemeBuilder

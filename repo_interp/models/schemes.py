@@ -27,12 +27,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
+from repo_interp.checkpoint_files.architectures import training_length
+from repo_interp.checkpoint_files.options import SchemeOptions
 from repo_interp.entry_points import SCHEMES as SCHEME_GROUP
 from repo_interp.entry_points import called, find
 from repo_interp.errors import InputError
-from repo_interp.models.architectures import training_length
 from repo_interp.models.attention import SchemeParts
-from repo_interp.models.options import SchemeOptions
 from repo_interp.models.rotation import Rotation
 from repo_interp.positions import hope
 from repo_interp.positions.assigners import LearnedPositions, LinearPositions, TokenIndex

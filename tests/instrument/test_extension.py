@@ -389,5 +389,5 @@ def test_a_scheme_of_ours_is_its_file_and_two_lines(tmp_path, monkeypatch):
 
 def test_nothing_else_lists_the_schemes():
     colours = {"plots/style.py"}  # and names in legends, of those that have one; others are grey and go by their own name
-    options = {"models/options.py"}  # which schemes an option changes
+    options = {"checkpoint_files/options.py"}  # which schemes an option changes
     assert enumerations(set(layouts.SCHEMES)) == {"positions/layouts.py"} | colours | options

@@ -16,14 +16,16 @@ from places import ROOT as repository
 ROOT = PACKAGE
 LABORATORY = repository / "papers" / "position_papers"
 NEIGHBOURS = ("measures", "tasks", "plots", "models")
-ABOVE = ("cli", "explorer", "comparison", "analysis", "experiments")
+ABOVE = ("cli", "explorer", "comparison", "analysis", "experiments", "interventions")
 """From the top down: a floor may load those after it, and none before it. The neighbours stand below them all, side by side."""
 PAPERS = tuple(path.parent.name for path in sorted(LABORATORY.glob("*/paper.py")))
 FORBIDDEN = {
-    "positions": (*NEIGHBOURS, *ABOVE, "run", "inputs", "errors"),
+    "positions": (*NEIGHBOURS, *ABOVE, "checkpoint_files", "run", "inputs", "errors"),
+    "checkpoint_files": (*NEIGHBOURS, *ABOVE, "inputs", "run"),
     **{floor: tuple(other for other in NEIGHBOURS if other != floor) + ABOVE for floor in NEIGHBOURS},
     **{floor: ABOVE[:place] for place, floor in enumerate(ABOVE)},
-    "comparison": ("cli", "explorer", "analysis", "experiments", "models", "measures", "tasks"),
+    "interventions": (*ABOVE[:-1], *(floor for floor in NEIGHBOURS if floor != "models")),
+    "comparison": ("cli", "explorer", "analysis", "experiments", "interventions", "models", "measures", "tasks"),
 }
 ROOMS = {
     "measures.kernels": ("measures",),
@@ -165,7 +167,7 @@ def test_the_source_of_transformers_is_read_as_its_modules_run():
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    from repo_interp.models import transformers_source as source
+    from repo_interp.checkpoint_files import transformers_source as source
 
     assert source.decoders() == dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     assert set(source.activations()) == set(ACT2FN) and source.layer_types() == tuple(ALLOWED_LAYER_TYPES)

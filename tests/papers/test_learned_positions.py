@@ -12,8 +12,8 @@ from position_papers.kit.cache import Cache
 from position_papers.kit.learned_positions import LEAST_RISE, PROMPTS, from_token, why_not
 from position_papers.kit.subjects import subject
 from position_papers.repo.options import Options
+from repo_interp.interventions import replaced
 from repo_interp.models.checkpoints import load_model
-from repo_interp.models.interventions import replaced
 from repo_interp.shipped import zoo_path
 
 OPTIONS = Options()

@@ -12,7 +12,7 @@ from position_papers.training.folder import TrainingFolder
 from position_papers.training.loop import train
 from position_papers.training.preparation import prepare
 from position_papers.training.trained import configured, zoo_runs
-from repo_interp.models.stated import tokens_of
+from repo_interp.checkpoint_files.stated import tokens_of
 from repo_interp.shipped import zoo_path
 
 TINY: dict[str, Any] = {

@@ -206,8 +206,8 @@ def _asked(arguments: argparse.Namespace, stored: dict[str, Any]) -> dict[str, A
     from dataclasses import fields
 
     from position_papers.training.configuration import TABLES, TrainingConfiguration, joined, read_toml
+    from repo_interp.checkpoint_files.options import SchemeOptions, require_useful
     from repo_interp.errors import InputError
-    from repo_interp.models.options import SchemeOptions, require_useful
     from repo_interp.positions.layouts import named_schemes
     from repo_interp.tasks import make_task, task_names
 

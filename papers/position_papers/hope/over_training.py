@@ -30,9 +30,9 @@ from position_papers.kit.experiment import Drawing, Experiment
 from position_papers.kit.rules import All, AtLeast, AtMost, Significant, Where
 from position_papers.kit.subjects import Subject
 from position_papers.training.trained import trained_configuration
+from repo_interp.checkpoint_files.architectures import training_length
 from repo_interp.errors import InputError
 from repo_interp.measures.labels import described
-from repo_interp.models.architectures import training_length
 from repo_interp.models.checkpoints import identify
 from repo_interp.models.load import load
 from repo_interp.models.provenance import checkpoint_digest

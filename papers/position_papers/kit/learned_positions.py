@@ -26,9 +26,9 @@ from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
 from repo_interp.experiments.prompt_sets import Windows
 from repo_interp.experiments.responses import forced_responses
+from repo_interp.interventions import frozen
 from repo_interp.measures.labels import described
 from repo_interp.models.checkpoints import load_model
-from repo_interp.models.interventions import frozen
 from repo_interp.models.load import load
 from repo_interp.tasks.task import log_perplexity
 

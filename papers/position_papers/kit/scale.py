@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from position_papers.training.trained import configured_task, trained_configuration
-from repo_interp.models.architectures import training_length
+from repo_interp.checkpoint_files.architectures import training_length
 from repo_interp.models.checkpoints import identify
 
 

@@ -24,11 +24,11 @@ from position_papers.kit.samples import Sample
 from position_papers.kit.subjects import Subject, records_of, seeds_of, texts_of
 from position_papers.training.configuration import TrainingConfiguration
 from position_papers.training.trained import Recorded, configured_task, on_texts_of_seed_0, recorded_scores
+from repo_interp.checkpoint_files.stated import tokens_of
 from repo_interp.errors import InputError
 from repo_interp.experiments.task_scores import task_scores
+from repo_interp.interventions.extension import extended
 from repo_interp.models.checkpoints import load_model
-from repo_interp.models.interventions.extension import extended
-from repo_interp.models.stated import tokens_of
 from repo_interp.positions.layouts import format_layout, parse_layout
 from repo_interp.tasks import Task
 from repo_interp.values import Count, Seed

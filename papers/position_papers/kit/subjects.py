@@ -28,12 +28,12 @@ from position_papers.training.trained import trained_configuration, zoo_runs
 from position_papers.zoo_directory import DIRECTORY, recorded_at
 from repo_interp import shipped
 from repo_interp.analysis.trained_task import trained_task
+from repo_interp.checkpoint_files.architectures import training_length
+from repo_interp.checkpoint_files.stated import tokens_of
 from repo_interp.errors import InputError
-from repo_interp.models.architectures import training_length
 from repo_interp.models.checkpoints import identify, load_tokenizer
 from repo_interp.models.load import load, load_fresh
 from repo_interp.models.provenance import checkpoint_digest
-from repo_interp.models.stated import tokens_of
 from repo_interp.positions.layouts import LEARNED, format_layout
 from repo_interp.tasks import Prompt, Task, niah
 

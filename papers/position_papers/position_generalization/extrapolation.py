@@ -30,8 +30,8 @@ from position_papers.position_generalization.measured import (
 )
 from repo_interp.experiments.extrapolation import extrapolation, output_traces
 from repo_interp.experiments.prompt_sets import cut
+from repo_interp.interventions.extension import allowed_methods
 from repo_interp.models.checkpoints import load_model
-from repo_interp.models.interventions.extension import allowed_methods
 from repo_interp.models.reposition import attentions
 from repo_interp.plots.views.extrapolation import extrapolation_by_length
 from repo_interp.plots.views.extrapolation import output_traces as traces_in_plane

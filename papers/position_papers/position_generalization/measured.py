@@ -22,6 +22,7 @@ from position_papers.kit.cache import Cache
 from position_papers.kit.scale import Scale
 from position_papers.kit.subjects import Subject
 from repo_interp.analysis.analyze import analyze
+from repo_interp.checkpoint_files.stated import tokens_of
 from repo_interp.errors import InputError
 from repo_interp.measures.fake_distance import FakeDistance
 from repo_interp.measures.maps import Maps
@@ -29,7 +30,6 @@ from repo_interp.measures.rotation import Rotation
 from repo_interp.measures.statistics import Measure
 from repo_interp.measures.three_axis import ThreeAxis
 from repo_interp.models.load import load, load_fresh
-from repo_interp.models.stated import tokens_of
 from repo_interp.tasks import Prompt, Task, digest, make_task
 from repo_interp.values import Count, CountOrNone, Seed
 

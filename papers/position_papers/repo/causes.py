@@ -30,9 +30,9 @@ from position_papers.repo.mirror_by_seed import mirror_means, strengths_by_layer
 from position_papers.repo.options import Options
 from position_papers.repo.ranges import R5
 from repo_interp.experiments.responses import forced_responses
+from repo_interp.interventions import frozen, linearised, permuted
 from repo_interp.measures.labels import described
 from repo_interp.models.checkpoints import load_model
-from repo_interp.models.interventions import frozen, linearised, permuted
 from repo_interp.plots.marks.drawing import counted, legend_below
 from repo_interp.plots.marks.reading import unit_label
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, style

@@ -9,9 +9,9 @@ from __future__ import annotations
 from position_papers.kit.scale import Scale
 from position_papers.kit.subjects import VARIANT, Subject
 from position_papers.training.trained import trained_configuration
-from repo_interp.models.architectures import training_length
+from repo_interp.checkpoint_files.architectures import training_length
+from repo_interp.checkpoint_files.stated import Checkpoint, described_base
 from repo_interp.models.configuration import configured, identify
-from repo_interp.models.stated import Checkpoint, described_base
 from repo_interp.plots.marks.scores import layout_name
 from repo_interp.tasks import Prompt, niah
 from repo_interp.tasks.reversal import SIZES, Reversal, reversal_prompts

@@ -28,9 +28,9 @@ from position_papers.repo.checkpoints import longest_trained, needles, omits_pos
 from position_papers.repo.options import Options
 from repo_interp.experiments.generated_scores import found_needles
 from repo_interp.experiments.task_scores import score_map
+from repo_interp.interventions.extension import extended
 from repo_interp.measures.labels import described
 from repo_interp.models.checkpoints import load_model
-from repo_interp.models.interventions.extension import extended
 from repo_interp.tasks import Prompt
 
 YARN = "yarn"

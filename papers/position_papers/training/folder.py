@@ -24,9 +24,9 @@ from annotated_types import Ge
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
+from repo_interp.checkpoint_files.directories import is_of_checkpoint
 from repo_interp.errors import InputError, one_line
 from repo_interp.files import claim, is_left_behind, remove, replaced, require_directory, write_text
-from repo_interp.models.directories import is_of_checkpoint
 from repo_interp.records import modelled
 from repo_interp.values import PositiveOrZero
 

@@ -22,10 +22,10 @@ from position_papers.training.configuration import TrainingConfiguration
 from position_papers.training.step import make_optimizer
 from position_papers.training.trained import configured_task
 from repo_interp.analysis.trained_task import in_tokens_of
+from repo_interp.checkpoint_files.fields import Base
 from repo_interp.errors import InputError
 from repo_interp.models.adapters import as_base, attach, save_adapter
 from repo_interp.models.checkpoints import identify, load_model, load_tokenizer, save
-from repo_interp.models.fields import Base
 from repo_interp.models.reposition import longest_prompt, with_layout
 from repo_interp.tasks import Prompt, Task
 from repo_interp.tasks.vocabulary import PAD

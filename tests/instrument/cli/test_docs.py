@@ -53,10 +53,10 @@ def test_tables_are_what_the_code_says(make, tables, name):
 def test_nothing_is_left_out():
     from dataclasses import fields
 
+    from repo_interp.checkpoint_files.options import SchemeOptions
     from repo_interp.entry_points import COMMANDS, names
     from repo_interp.experiments.catalogue import experiment_names
     from repo_interp.measures.catalogue import measure_names
-    from repo_interp.models.options import SchemeOptions
     from repo_interp.positions.layouts import SCHEMES
     from repo_interp.tasks import task_names
 

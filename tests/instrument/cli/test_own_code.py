@@ -13,11 +13,11 @@ from task_tokenizers import tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, dynamic_module_utils
 
 import repo_interp as ri
+from repo_interp.checkpoint_files.directories import FETCHED
 from repo_interp.cli import main
 from repo_interp.models.adapters import as_base, attach, save_adapter
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.configuration import identify
-from repo_interp.models.directories import FETCHED
 from repo_interp.shipped import zoo_path
 
 CODE = """

@@ -17,8 +17,8 @@ from repo_interp.experiments.extrapolation import extrapolation
 from repo_interp.experiments.gaussians import VectorSums, gaussian_divergence, principal_plane, vector_sums
 from repo_interp.experiments.prompt_sets import cut
 from repo_interp.experiments.responses import forced_responses
-from repo_interp.models.interventions import extension, interpolated, lm_infinite, yarn
-from repo_interp.models.interventions.extension import METHODS, extended
+from repo_interp.interventions import extension, interpolated, lm_infinite, yarn
+from repo_interp.interventions.extension import METHODS, extended
 from repo_interp.models.outputs import attention_outputs
 from repo_interp.models.reposition import attentions
 from repo_interp.plots.views.extrapolation import extrapolation_table

@@ -13,7 +13,7 @@ import repo_interp as ri
 from repo_interp.errors import InputError
 from repo_interp.experiments.perturbation import KINDS, Disturbance, disturbed, offset, perturbation, transposed
 from repo_interp.experiments.responses import forced_responses
-from repo_interp.models.interventions import exchanged_keys, moved_keys
+from repo_interp.interventions import exchanged_keys, moved_keys
 from repo_interp.models.outputs import attention_outputs
 from repo_interp.models.reposition import attentions
 from repo_interp.tasks import make_task

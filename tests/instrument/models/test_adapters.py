@@ -23,14 +23,14 @@ from position_papers.training.loop import train
 from position_papers.training.preparation import prepare
 from position_papers.training.trained import recorded_scores, trained_configuration
 from repo_interp.analysis.trained_task import trained_task
+from repo_interp.checkpoint_files.fields import Base
+from repo_interp.checkpoint_files.stored import ADAPTER
 from repo_interp.cli import main
 from repo_interp.models import adapters
 from repo_interp.models.adapters import attach, fitting_changes, save_adapter
 from repo_interp.models.checkpoints import load_model, load_tokenizer, save
 from repo_interp.models.configuration import identify
-from repo_interp.models.fields import Base
 from repo_interp.models.reposition import layout, reposition, with_layout
-from repo_interp.models.stored import ADAPTER
 from repo_interp.shipped import shipped_names, zoo_names, zoo_path
 from repo_interp.tasks import make_task
 

@@ -10,8 +10,8 @@ from torch.testing import assert_close
 
 import repo_interp as ri
 from benchmarks.families import small_model
+from repo_interp.checkpoint_files.architectures import native_layout
 from repo_interp.cli import main
-from repo_interp.models.architectures import native_layout
 from repo_interp.models.checkpoints import load_model
 
 TOKENS = torch.randint(3, 120, (2, 16), generator=torch.Generator().manual_seed(0))

@@ -16,10 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import repo_interp as ri
 from repo_interp.analysis.notes import RoundedPositions
+from repo_interp.checkpoint_files.options import options_of
 from repo_interp.cli import main
 from repo_interp.errors import Note
 from repo_interp.models.configuration import identify
-from repo_interp.models.options import options_of
 from repo_interp.models.reposition import scheme_modules
 from repo_interp.shipped import shipped_names
 from repo_interp.tasks.prompt import Prompt

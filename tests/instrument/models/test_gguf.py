@@ -19,11 +19,11 @@ from tokenizers import pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import repo_interp as ri
+from repo_interp.checkpoint_files import fetched
+from repo_interp.checkpoint_files.gguf import _with_factors, converted
+from repo_interp.checkpoint_files.gguf_header import Header
+from repo_interp.checkpoint_files.gguf_metadata import keys_of
 from repo_interp.cli import main
-from repo_interp.models import fetched
-from repo_interp.models.gguf import _with_factors, converted
-from repo_interp.models.gguf_header import Header
-from repo_interp.models.gguf_metadata import keys_of
 
 gguf = pytest.importorskip("gguf")
 

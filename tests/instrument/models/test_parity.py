@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM
 
 import repo_interp as ri
-from repo_interp.models.architectures import native_layout
+from repo_interp.checkpoint_files.architectures import native_layout
 from repo_interp.models.load import require_parity
 from repo_interp.models.outputs import parity_errors
 from repo_interp.models.reposition import attentions

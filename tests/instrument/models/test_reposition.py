@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 from torch.testing import assert_close
 
 import repo_interp as ri
-from repo_interp.models.architectures import native_layout
+from repo_interp.checkpoint_files.architectures import native_layout
 from repo_interp.models.reposition import attentions, blocks, mix_with_index
 
 TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))

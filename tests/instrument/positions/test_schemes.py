@@ -121,7 +121,7 @@ def test_one_map_for_all_layers_is_one_module():
 
 
 def test_hope_chooses_by_the_frequencies_of_training_then_scales():
-    from repo_interp.models.options import scheme_options
+    from repo_interp.checkpoint_files.options import scheme_options
     from repo_interp.models.rotation import Prober
     from repo_interp.models.schemes import SchemeBuilder
 

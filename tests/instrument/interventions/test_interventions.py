@@ -19,8 +19,8 @@ import repo_interp as ri
 from repo_interp import interventions as iv
 from repo_interp.errors import InputError, Note
 from repo_interp.experiments.generated_scores import generated_texts
+from repo_interp.interventions import patching
 from repo_interp.models.generation import continue_greedily
-from repo_interp.models.interventions import patching
 from repo_interp.models.reposition import attentions
 from repo_interp.tasks import Prompt
 

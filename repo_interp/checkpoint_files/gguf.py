@@ -27,12 +27,12 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from repo_interp.checkpoint_files.gguf_header import FACTORS, Header, header_of, require_magic
+from repo_interp.checkpoint_files.gguf_metadata import architecture_of, keys_of
+from repo_interp.checkpoint_files.stored import cache_directory, is_whole
+from repo_interp.checkpoint_files.weights import require_fit
 from repo_interp.errors import InputError, one_line, refused
 from repo_interp.files import replaced
-from repo_interp.models.gguf_header import FACTORS, Header, header_of, require_magic
-from repo_interp.models.gguf_metadata import architecture_of, keys_of
-from repo_interp.models.stored import cache_directory, is_whole
-from repo_interp.models.weights import require_fit
 
 _VERSION = 2
 """Raised whenever the same file is converted to something else, so that what an older version kept is not taken."""

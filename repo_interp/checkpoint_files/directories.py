@@ -17,10 +17,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from repo_interp.checkpoint_files.fetched import fetched_directory
+from repo_interp.checkpoint_files.gguf_header import SUFFIX
 from repo_interp.errors import InputError, one_line, refused
 from repo_interp.files import path_of, regular
-from repo_interp.models.fetched import fetched_directory
-from repo_interp.models.gguf_header import SUFFIX
 from repo_interp.records import require_no_code
 from repo_interp.shipped import means_zoo, zoo_path
 
@@ -63,7 +63,7 @@ def _directory_of(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
     except (OSError, ValueError) as error:
         raise InputError(f"{text[:80]!r} names no checkpoint directory: {one_line(error)}") from None
     if directory.suffix == SUFFIX and directory.is_file():
-        from repo_interp.models.gguf import converted
+        from repo_interp.checkpoint_files.gguf import converted
 
         return converted(directory)
     if exists:

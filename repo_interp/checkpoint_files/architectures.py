@@ -11,8 +11,8 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
+from repo_interp.checkpoint_files.transformers_source import decoders, rope_types
 from repo_interp.errors import InputError
-from repo_interp.models.transformers_source import decoders, rope_types
 from repo_interp.positions.layouts import NO_ATTENTION
 from repo_interp.records import shown
 

@@ -29,10 +29,10 @@ from annotated_types import Interval
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from repo_interp.checkpoint_files.architectures import training_length
+from repo_interp.checkpoint_files.fields import Length
 from repo_interp.errors import InputError
-from repo_interp.models.architectures import training_length
 from repo_interp.models.attention import RepositionedAttention
-from repo_interp.models.fields import Length
 from repo_interp.models.lasting import lasting, put
 from repo_interp.models.masks import visible
 from repo_interp.models.reposition import attentions, attentions_of

@@ -12,11 +12,11 @@ and end in any order. While one lasts, its model cannot be copied (`copy.deepcop
 They work on repositioned models and the bridges around them. Knows no task and no measure.
 """
 
-from repo_interp.models.interventions.ablation import ablate
-from repo_interp.models.interventions.extension import interpolated, lm_infinite, rescaled, yarn
-from repo_interp.models.interventions.keys import Shift, exchanged_keys, moved_keys
-from repo_interp.models.interventions.patching import get_act_patch_positions_all_pos, get_act_patch_positions_by_pos
-from repo_interp.models.interventions.positions import (
+from repo_interp.interventions.ablation import ablate
+from repo_interp.interventions.extension import interpolated, lm_infinite, rescaled, yarn
+from repo_interp.interventions.keys import Shift, exchanged_keys, moved_keys
+from repo_interp.interventions.patching import get_act_patch_positions_all_pos, get_act_patch_positions_by_pos
+from repo_interp.interventions.positions import (
     clipped,
     copied,
     frozen,
@@ -31,7 +31,7 @@ from repo_interp.models.interventions.positions import (
     swapped_tokens,
     transplanted,
 )
-from repo_interp.models.interventions.replacing import Change, Here, heads_with_positions, replaced
+from repo_interp.interventions.replacing import Change, Here, heads_with_positions, replaced
 
 __all__ = [
     "Change",

@@ -17,13 +17,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from repo_interp.checkpoint_files.architectures import LENGTHS, native_layout, refusal, require_family
+from repo_interp.checkpoint_files.directories import directory_of
+from repo_interp.checkpoint_files.fields import LAYER_TYPES, Base, Fields
+from repo_interp.checkpoint_files.options import scheme_options
+from repo_interp.checkpoint_files.released import released_layout
+from repo_interp.checkpoint_files.transformers_source import class_defaults
 from repo_interp.errors import InputError, refused, warn
-from repo_interp.models.architectures import LENGTHS, native_layout, refusal, require_family
-from repo_interp.models.directories import directory_of
-from repo_interp.models.fields import LAYER_TYPES, Base, Fields
-from repo_interp.models.options import scheme_options
-from repo_interp.models.released import released_layout
-from repo_interp.models.transformers_source import class_defaults
 from repo_interp.positions.layouts import NO_ATTENTION, scheme_names
 from repo_interp.records import modelled, read_json, shown
 from repo_interp.shipped import shipped_directories

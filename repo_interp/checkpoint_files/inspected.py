@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from repo_interp.checkpoint_files.architectures import native_layout, require_family
+from repo_interp.checkpoint_files.fetched import PACKAGED
+from repo_interp.checkpoint_files.gguf_header import FACTORS, SUFFIX, header_of
+from repo_interp.checkpoint_files.gguf_metadata import keys_of
+from repo_interp.checkpoint_files.stated import HUGGING_FACE, Checkpoint, described, described_base, outlined
+from repo_interp.checkpoint_files.stored import file_key, stored_weights
 from repo_interp.errors import InputError
-from repo_interp.models.architectures import native_layout, require_family
-from repo_interp.models.fetched import PACKAGED
-from repo_interp.models.gguf_header import FACTORS, SUFFIX, header_of
-from repo_interp.models.gguf_metadata import keys_of
-from repo_interp.models.stated import HUGGING_FACE, Checkpoint, described, described_base, outlined
-from repo_interp.models.stored import file_key, stored_weights
 from repo_interp.positions.layouts import CONTEXTUAL, LEARNED, NO_ATTENTION, PARAMETERS, SCHEMES
 
 _UNROTATED = ("nope", "learned", NO_ATTENTION)

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
+from repo_interp.checkpoint_files.architectures import class_name
+from repo_interp.checkpoint_files.fields import Fields, Theta
+from repo_interp.checkpoint_files.gguf_header import Header
 from repo_interp.errors import InputError
-from repo_interp.models.architectures import class_name
-from repo_interp.models.fields import Fields, Theta
-from repo_interp.models.gguf_header import Header
 from repo_interp.records import modelled
 from repo_interp.values import PositiveOrZero, checked, shortened
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Interval, MaxLen, MinLen, MultipleOf
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from repo_interp.models.transformers_source import activations, layer_types
+from repo_interp.checkpoint_files.transformers_source import activations, layer_types
 from repo_interp.values import shortened
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")

@@ -20,8 +20,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from repo_interp.errors import InputError
+from repo_interp.interventions.replacing import finite_positions
 from repo_interp.models.attention import RepositionedAttention
-from repo_interp.models.interventions.replacing import finite_positions
 from repo_interp.models.lasting import lasting
 from repo_interp.models.reposition import attentions_of, called_at, decoder_of
 from repo_interp.models.tables import change_index, table_of

@@ -16,8 +16,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from repo_interp.errors import InputError
+from repo_interp.interventions.replacing import heads_by_layer
 from repo_interp.models.attention import RepositionedAttention
-from repo_interp.models.interventions.replacing import heads_by_layer
 from repo_interp.models.lasting import lasting
 from repo_interp.models.reposition import attentions_of, called_at
 

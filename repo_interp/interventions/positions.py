@@ -36,9 +36,7 @@ from torch import Tensor, nn
 from transformer_lens import ActivationCache
 
 from repo_interp.errors import InputError, one_line
-from repo_interp.models.attention import RepositionedAttention
-from repo_interp.models.capture import decode
-from repo_interp.models.interventions.replacing import (
+from repo_interp.interventions.replacing import (
     MOST_TOKENS,
     Change,
     Heads,
@@ -49,6 +47,8 @@ from repo_interp.models.interventions.replacing import (
     layer_and_head,
     replaced,
 )
+from repo_interp.models.attention import RepositionedAttention
+from repo_interp.models.capture import decode
 from repo_interp.models.reposition import attentions, called_at
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import Finite, Seed, TokensOrNone, checked

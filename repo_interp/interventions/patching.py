@@ -19,8 +19,8 @@ from torch import Tensor
 from transformer_lens.patching import generic_activation_patch
 
 from repo_interp.errors import InputError
+from repo_interp.interventions.positions import HOOK
 from repo_interp.models.bridge import RepositionedBridge
-from repo_interp.models.interventions.positions import HOOK
 from repo_interp.models.lasting import lasting, put
 from repo_interp.positions.rotary import expand_heads
 
