@@ -198,12 +198,11 @@ def more_needles(v: Values, number: float) -> Difference:
     return Difference(margin, margin - reach, margin + reach, float(student.sf(margin / error)))
 
 
-def counted(v: Values) -> bool:
-    """Whether some error is above 1 %, and one is below that of always saying the most frequent value, by Newcombe's limits and 1 %."""
-    n, most = int(v.row["n"]), v("floor", test_set=TRAINED, number=int(v("variables", checkpoint=v.row["checkpoint"])))
-    shares, floor = [float(each.mean()) / 100 for each in v.errors(TRAINED)], float(most) / 100
-    reach = [math.hypot(floor - wilson(floor, n, 2)[0], wilson(each, n, 2)[1] - each) for each in shares]
-    return max(shares) > 0.01 and any(floor - each > max(0.01, own) for each, own in zip(shares, reach, strict=True))
+def learned(v: Values, test_set: str) -> bool:
+    """Whether an error on a test set is above 1 %, and one in distribution at most half that of always giving the most frequent answer."""
+    floor = float(v("floor", checkpoint=v.row["checkpoint"], test_set=TRAINED))
+    errors = [[float(each.mean()) for each in v.errors(name)] for name in (test_set, TRAINED)]
+    return max(errors[0]) > 1 and min(errors[1]) <= floor / 2
 
 
 def copied(v: Values, judged: Sequence[str], compared: Sequence[str]) -> bool:
@@ -345,7 +344,7 @@ CLAIMS = {
     "C1": Claim(
         *(["flip_flop/cope_256"], "flip_flop_*", lambda v: v.errors("sparse")[0]),
         rule=lambda v, n: [above(rival, v.errors("sparse")[0]) for rival in v.errors("sparse")[1:]],
-        measurable=lambda v: max(each.mean() for each in v.errors("sparse")) > 1,
+        measurable=lambda v: learned(v, "sparse"),
     ),
     "C2": Claim(
         *(["selective_copy/cope"], "selective_copy"),
@@ -355,7 +354,7 @@ CLAIMS = {
     "C3": Claim(
         *(COUNTING, "counting_256", lambda v: v.errors(TRAINED)[0]),
         rule=lambda v, n: [above(rival, v.errors(TRAINED)[0]) for rival in v.errors(TRAINED)[1:]],
-        measurable=counted,
+        measurable=lambda v: learned(v, TRAINED),
     ),
     "C4": Claim(
         *(["language/cope"], "perplexity", lambda v: v.nats("cope") * np.exp(v.nats("cope").mean())),

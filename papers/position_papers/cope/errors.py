@@ -1,14 +1,20 @@
-"""Errors of position schemes by test set: what CoPE's claims about flip-flop, selective copy and counting share (sec. 5.1 to 5.3).
+"""Errors by test set, in and out of distribution (CoPE sec. 5.1 to 5.3): C1, C2 and C3, on the tasks that `error_tasks` describes.
 
-    error = 100 (1 - score) per cent; score: share of reads that are right (flip-flop), exact match (the other two)
+    error     100 (1 - score) per cent; score: share of reads that are right (flip-flop), exact match (the other two)
+    floor     the error of a model that gives the most frequent answer everywhere
+    learned   one of the schemes that are compared has an error in distribution of at most half its floor
 
-"Relative" in the paper is a learned vector per distance; RoPE stands for it here.
+There is no verdict where no scheme learned the task, nor where all make hardly any errors. "Relative" in the paper is a learned vector per
+distance; RoPE stands for it here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,9 +23,10 @@ from matplotlib.lines import Line2D
 
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
-from position_papers.kit.experiment import Needs, trained_alike
+from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
 from position_papers.kit.rules import Above
 from position_papers.kit.samples import Sample, between, in_words, numbers_of
+from position_papers.kit.scale import Scale
 from position_papers.kit.scores import (
     Scored,
     ScoreOptions,
@@ -31,22 +38,27 @@ from position_papers.kit.scores import (
     score_subject,
     score_table,
 )
-from position_papers.kit.subjects import Subject
+from position_papers.kit.subjects import Subject, records_of
+from position_papers.training.trained import configured_task, recorded_scores
 from repo_interp.plots.marks.drawing import legend_below
 from repo_interp.plots.marks.scores import draw_scores, handles
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
+from repo_interp.tasks import Prompt, Task
+from repo_interp.tasks.task import Response
 
 COPE = "cope"
 RIVALS = {"rope": "RoPE", "learned": "learned absolute positions"}
 """Schemes that CoPE is compared with, and what rules call them."""
-SCHEMES = (COPE, *RIVALS, "repo")
-"""Of the zoo's checkpoints of each task."""
 IN_DISTRIBUTION = "in_distribution"
+LEARNED = 0.5
+"""Of the floor: the largest error in distribution of a scheme that learned a task."""
+CEILING, CLOSE = 5.0, "CoPE and a rival make hardly any errors (a ceiling)"
+"""Per cent: errors up to which this is said."""
 
 
 @dataclass(frozen=True)
 class LowerError(Above):
-    """CoPE's error is below that of each rival; nothing is said where no error is large enough to tell them apart."""
+    """CoPE's error is below that of each rival; nothing is said where nobody learned the task, or no error is large enough."""
 
     rivals: tuple[str, ...] = tuple(RIVALS.values())
     relation: str = "below"
@@ -57,92 +69,165 @@ class LowerError(Above):
     @property
     def words(self) -> str:
         """The rule in words."""
-        return f"{super().words}; there is no verdict where all of these errors are at most {self.apart:g} %"
-
-    def tells_apart(self, errors: Sequence[float]) -> bool:
-        """Whether some of the `errors` in per cent is above `apart`."""
-        return bool(np.round(errors, 9).max() > self.apart)  # 100 (1 - 0.99) is a little more than 1
-
-
-def needs(task: str, names: Sequence[str], besides: Sequence[str] = ()) -> Needs:
-    """The checkpoints of `task` whose options are the same together, `besides` those of that name; `names` are the zoo's."""
-    otherwise = f"no checkpoint with CoPE in every layer, trained on {task}, was given"
-    return Needs(trained_alike(of_tasks(task), besides), otherwise, tuple(f"{task}/{name}" for name in names), task)
+        return (
+            f"{super().words}; not measurable where all of these errors are at most {self.apart:g} %, or no scheme learned the task: has "
+            f"an error in distribution of at most {LEARNED:g} of that of always giving the most frequent answer"
+        )
 
 
-def measure(subjects: Sequence[Subject], options: ScoreOptions, cache: Cache) -> list[Scored]:
-    """The scores of `subjects` on the task that they were trained on."""
-    return [score_subject(subject, options, cache) for subject in subjects]
+@dataclass(frozen=True)
+class Alike:
+    """Checkpoints that were trained on the same task."""
+
+    title: str
+    scored: Sequence[Scored]
+    floors: Mapping[str, float]
+    """By test set, in per cent."""
+
+    @property
+    def given(self) -> dict[str, Scored]:
+        """The checkpoints that are compared, by scheme."""
+        return {name: each for name in (COPE, *RIVALS) if (each := first_of(self.scored, name)) is not None}
+
+    def shown(self, errors: Mapping[str, Sample], test_set: str) -> str:
+        """Errors beside their floor in words."""
+        each = [f"{name} {100 * sample.mean:.3g} %" for name, sample in errors.items()]
+        return ", ".join([*each, f"always the most frequent answer {self.floors[test_set]:.3g} %"])
+
+    @property
+    def not_learned(self) -> str:
+        """By which errors no scheme learned the task; "" where one did."""
+        errors = {name: errors_of(each, IN_DISTRIBUTION) for name, each in self.given.items()}
+        if any(100 * sample.mean <= LEARNED * self.floors[IN_DISTRIBUTION] for sample in errors.values()):
+            return ""
+        return f"no scheme learned the task, errors in distribution: {self.shown(errors, IN_DISTRIBUTION)}"
 
 
-def errors_of(scored: Scored, test_sets: Sequence[str]) -> Sample:
-    """Errors as shares between 0 and 1, means over `test_sets`."""
-    right = scored.sample(test_sets)
+@dataclass(frozen=True)
+class ErrorTask:
+    """A task whose schemes are compared by their errors."""
+
+    name: str
+    zoo: Sequence[str]
+    """The zoo's checkpoints, without the name of the task."""
+    asked: Sequence[tuple[Claim, str]]
+    """Claims, each with a test set that it is judged on; a claim may have several."""
+    title: Callable[[Any], str]
+    """What the task of a checkpoint is called; those of one title are compared."""
+    figure: Callable[[Any], str]
+    caption: Callable[[Any], str]
+    scale: Scale
+    besides: tuple[str, ...] = ()
+    """Options of the task in which checkpoints of one figure differ."""
+    count: Callable[[Any], int] = lambda options: options.count
+    """Prompts of every test set."""
+    judge: Callable[[Claim, Alike, str], Verdict] = lambda claim, alike, test_set: lower_error(claim, alike, test_set)
+    """The verdict on a claim about the errors on a test set."""
+
+
+def errors_of(scored: Scored, test_set: str) -> Sample:
+    """Errors as shares between 0 and 1."""
+    right = scored.sample([test_set])
     return replace(right, seeds=1 - right.seeds, prompts=1 - right.prompts)
 
 
-def lower_error(claim: Claim, scored: Sequence[Scored], test_set: str, measured: str) -> Verdict:
-    """The verdict on whether CoPE's error on `test_set` is below those of its rivals.
+def from_record(subject: Subject, options: ScoreOptions) -> Subject:
+    """The subject without weights where its record has the scores of as many prompts as are asked for, and of the same ones."""
+    runs = recorded_scores(records_of(subject))
+    enough = bool(runs) and runs[0].seed == options.seed and runs[0].prompts >= options.count
+    return replace(subject, schemes=()) if enough else subject
 
-    `claim` has a rule `LowerError`, and one of `scored` has CoPE in every layer.
-    """
-    cope, rule = first_of(scored, COPE), claim.rule
-    assert cope is not None and isinstance(rule, LowerError)
-    if test_set not in cope.test_sets:
-        return unmeasured(claim, cope.name, f"{cope.name} was not scored on a test set {test_set}")
-    candidates = {name: first_of(scored, name) for name in RIVALS}
-    rivals = {name: rival for name, rival in candidates.items() if rival is not None and test_set in rival.test_sets}
-    absent = _absent(candidates, test_set, cope.configuration.task)
-    if not rivals:
-        return unmeasured(claim, cope.name, absent)
-    samples = {name: errors_of(checkpoint, [test_set]) for name, checkpoint in {COPE: cope, **rivals}.items()}
-    errors = {name: 100 * sample.mean for name, sample in samples.items()}
-    if not rule.tells_apart(list(errors.values())):
-        shown = ", ".join(f"{name} {error:.3g} %" for name, error in errors.items())
-        easy = f"{measured}: {shown}; all at most {rule.apart:g} %, so the task is too easy here to tell them apart"
-        return unmeasured(claim, cope.name, easy)
-    differences = {name: between(samples[name], samples[COPE]) for name in rivals}
-    within = f"in distribution {100 * errors_of(cope, [IN_DISTRIBUTION]).mean:.3g} %" if test_set != IN_DISTRIBUTION else ""
+
+def experiment(task: ErrorTask, name: str) -> Experiment:
+    """The experiment on checkpoints trained on `task`, called `name`."""
+
+    def measure(subjects: Sequence[Subject], options: ScoreOptions, cache: Cache) -> list[Alike]:
+        options = replace(options, count=task.count(options))
+        groups: dict[str, list[Scored]] = {}
+        for each in (score_subject(from_record(subject, options), options, cache) for subject in subjects):
+            groups.setdefault(task.title(configured_task(each.configuration)), []).append(each)
+        return [Alike(title, group, floors(group[0], options, cache)) for title, group in groups.items()]
+
+    def judge(groups: Sequence[Alike]) -> Iterator[Verdict]:
+        for alike in groups:
+            for claim, test_set in task.asked if COPE in alike.given else ():
+                yield task.judge(claim, alike, test_set)
+
+    def draw(groups: Sequence[Alike]) -> Iterator[Drawing]:
+        learned = [alike for alike in groups if not alike.not_learned] or list(groups)
+        tables = {alike.title: error_table(alike) for alike in groups}
+        own, left_out = configured_task(groups[0].scored[0].configuration), [each for each in groups if each not in learned]
+        caption = " ".join(
+            [task.caption(own), errors_caption([each for alike in learned for each in alike.scored])]
+            + [f"Not drawn: {alike.title} - {alike.not_learned}." for alike in left_out]
+        )
+        figure = errors_by_test_set({alike.title: tables[alike.title] for alike in learned})
+        together: Any = {"dim": "checkpoint", "join": "outer", "coords": "minimal", "compat": "override"}
+        yield Drawing(task.figure(own), figure, caption, xr.concat(list(tables.values()), **together))
+
+    otherwise = f"no checkpoint with CoPE in every layer, trained on {task.name}, was given"
+    zoo = tuple(f"{task.name}/{each}" for each in task.zoo)
+    needs = Needs(trained_alike(of_tasks(task.name), task.besides), otherwise, zoo, task.name)
+    return Experiment(name, tuple(dict.fromkeys(claim for claim, _ in task.asked)), needs, measure, judge, draw, task.scale)
+
+
+# ---- the floor ------------------------------------------------------------------------------------------------------
+
+
+def floors(scored: Scored, options: ScoreOptions, cache: Cache) -> dict[str, float]:
+    """The floor of every test set of the task that a checkpoint was trained on, in per cent."""
+    task = configured_task(scored.configuration)
+    depends = {"task": json.dumps([task.name, task.options()], sort_keys=True), "count": options.count, "seed": options.seed}
+    floor = cache.dataset(measure_floors, depends, task, options.count, options.seed)["floor"]
+    return dict(zip(floor["test_set"].values.astype(str).tolist(), floor.values.tolist(), strict=True))
+
+
+def measure_floors(task: Task, count: int, seed: int) -> xr.Dataset:
+    """`floor [test_set]` in per cent, of `count` prompts each."""
+    values = [100 * (1 - always_the_same(task, task.prompts(count, seed, name))) for name in task.test_sets]
+    return xr.Dataset({"floor": ("test_set", values)}, {"test_set": list(task.test_sets)})
+
+
+def always_the_same(task: Task, prompts: Sequence[Prompt]) -> float:
+    """The score of a model that gives the most frequent target of `prompts` everywhere."""
+    targets = [[prompt.tokens[at] for at in task.targets(prompt)] for prompt in prompts]
+    ((most, _),) = Counter(chain.from_iterable(targets)).most_common(1)
+    return float(task.score([Response((most,) * len(each)) for each in targets], prompts).mean())
+
+
+# ---- judged ---------------------------------------------------------------------------------------------------------
+
+
+def lower_error(claim: Claim, alike: Alike, test_set: str) -> Verdict:
+    """The verdict on whether CoPE's error on a test set is below those of its rivals."""
+    rule = claim.rule
+    assert isinstance(rule, LowerError)
+    cope, names = alike.given[COPE], [name for name, called in RIVALS.items() if called in rule.rivals]
+    given = {name: each for name, each in alike.given.items() if name in (COPE, *names)}
+    compared = {name: each for name, each in given.items() if test_set in each.test_sets}
+    unscored = [each.name for name, each in given.items() if name not in compared]
+    absent = [
+        missing([name for name in names if name not in given], cope.configuration.task),
+        f"{', '.join(unscored)} without a score on {test_set}" if unscored else "",
+    ]
+    if COPE not in compared or len(compared) == 1:
+        return unmeasured(claim, cope.name, "; ".join(filter(None, absent)))
+    samples = {name: errors_of(each, test_set) for name, each in compared.items()}
+    errors, shown = {name: 100 * sample.mean for name, sample in samples.items()}, alike.shown(samples, test_set)
+    easy = np.round(list(errors.values()), 9).max() <= rule.apart  # 100 (1 - 0.99) is a little more than 1
+    differences = {name: between(samples[name], samples[COPE]) for name in names if name in compared}
+    near = max(errors[COPE], min(errors[name] for name in differences)) <= CEILING
     return verdict(
         claim,
         cope.name,
-        measured,
+        f"error in {alike.title}, test set {test_set}, %",
         {rule.quantity: {RIVALS[name]: difference for name, difference in differences.items()}},
         errors[COPE],
         **numbers_of(samples[COPE], 100),
-        control=", ".join(f"{name} {errors[name]:.3g} %" for name in rivals),
-        note=note([cope, *rivals.values()], in_words(differences, "below", " points", 100), within, absent),
+        control=shown.partition(", ")[2],
+        note=note(list(compared.values()), shown, CLOSE if near else "", in_words(differences, "below", " points", 100), *absent),
+        unmeasurable=alike.not_learned or (f"too easy to tell the schemes apart, errors: {shown}" if easy else ""),
     )
-
-
-def _absent(candidates: Mapping[str, Scored | None], test_set: str, task: str) -> str:
-    """Which of the rivals were not given, and which were given without a score on `test_set`; "" where all have one."""
-    unscored = [each.name for each in candidates.values() if each is not None and test_set not in each.test_sets]
-    parts = (
-        missing([name for name, each in candidates.items() if each is None], task),
-        f"{', '.join(unscored)} without a score on these sequences" if unscored else "",
-    )
-    return "; ".join(filter(None, parts))
-
-
-def error_table(scored: Sequence[Scored], test_sets: Sequence[str] = ()) -> xr.Dataset:
-    """Errors [checkpoint, test_set, seed] in per cent, with their standard errors over prompts, as `errors_by_test_set` draws them.
-
-    `test_sets`: all that a checkpoint has where none are named.
-    """
-    table = score_table(scored, test_sets).assign_coords(layout=("checkpoint", [in_layers(each) for each in scored]))
-    recorded = [[_error_of_recorded(each, name) for name in table["test_set"].values] for each in scored]
-    described = {"long_name": f"error (1 - {scored[0].metric})", "units": "%"}
-    errors = (100 * table["standard_error"].fillna(np.array(recorded))).assign_attrs(
-        long_name="standard error over prompts", units="%"
-    )
-    return table.assign(score=(100 * (1 - table["score"])).assign_attrs(described), standard_error=errors)
-
-
-def _error_of_recorded(scored: Scored, test_set: str) -> float:
-    """The standard error over prompts that a recorded mean of one seed has at most; NaN where there are other seeds, or none."""
-    sample = scored.sample([test_set]) if test_set in scored.test_sets else None
-    return np.nan if sample is None or len(sample.seeds) != 1 or sample.spread is None else sample.spread
 
 
 # ---- drawn ----------------------------------------------------------------------------------------------------------
@@ -150,32 +235,53 @@ def _error_of_recorded(scored: Scored, test_set: str) -> float:
 _FLOOR: Mapping[str, Any] = {"color": "#222222", "linewidth": 0.7, "linestyle": "--"}
 
 
+def error_table(alike: Alike) -> xr.Dataset:
+    """Errors [checkpoint, test_set, seed] in per cent with their standard errors over prompts and their floors [checkpoint, test_set], of
+    the test sets that several checkpoints have, as `errors_by_test_set` draws them.
+    """
+    counts = Counter(name for each in alike.scored for name in each.test_sets)
+    names = [name for name, count in counts.items() if count > 1 or len(alike.scored) == 1]
+    table = score_table(alike.scored, names).assign_coords(layout=("checkpoint", [in_layers(each) for each in alike.scored]))
+    axes, unit = ("checkpoint", "test_set"), {"units": "%"}
+    errors = [[100 * _error_of_one_seed(each, name) for name in names] for each in alike.scored]
+    return table.assign(
+        score=(100 * (1 - table["score"])).assign_attrs(long_name=f"error (1 - {alike.scored[0].metric})", **unit),
+        standard_error=(axes, errors, {"long_name": "standard error over prompts", **unit}),
+        floor=(axes, [[alike.floors[name] for name in names]] * len(alike.scored), {"long_name": "error of one answer", **unit}),
+    )
+
+
+def _error_of_one_seed(scored: Scored, test_set: str) -> float:
+    """The standard error over prompts; NaN where there are other seeds, or no score."""
+    sample = scored.sample([test_set]) if test_set in scored.test_sets else None
+    return np.nan if sample is None or len(sample.seeds) != 1 or sample.spread is None else sample.spread
+
+
 @style()
 def errors_by_test_set(panels: Mapping[str, xr.Dataset]) -> PaperFigure:
-    """Every error table of `panels`, by its title, one row each (CoPE tables 2 to 4); dashed: `floor [test_set]`, where there is one."""
+    """Every error table of `panels`, by its title, one row each (CoPE tables 2 to 4); dashed: the floor."""
     figure = paper_figure(PAGE_WIDTH, 0.45 + 1.55 * len(panels))
     axes = figure.subplots(len(panels), 1, squeeze=False, sharey=True)[:, 0]
     entries: dict[str, Line2D] = {}
     for ax, (title, data) in zip(axes, panels.items(), strict=True):
-        draw_scores(ax, data).set_title(title)
+        names = [str(name).replace("_", " ") for name in data["test_set"].values]
+        draw_scores(ax, data.assign_coords(test_set=names)).set_title(title[:1].upper() + title[1:])
         entries |= {str(entry.get_label()): entry for entry in handles(data)}
-        for place, floor in enumerate(data["floor"].values if "floor" in data else ()):
+        for place, floor in enumerate(data["floor"].isel(checkpoint=0).values):
             ax.hlines(floor, place - 0.4, place + 0.4, **_FLOOR, gid="floor")
-            entries["floor"] = Line2D([], [], **_FLOOR, label="always the most frequent answer")
     axes[0].set_ylim(bottom=-2)  # marks at 0 are seen whole
-    legend_below(figure, list(entries.values()))
+    legend_below(figure, [*entries.values(), Line2D([], [], **_FLOOR, label="always the most frequent answer")])
     return figure
 
 
 def errors_caption(scored: Sequence[Scored]) -> str:
-    """The sentence of a caption on the training seeds and prompts behind the errors."""
-    samples = {checkpoint.name: checkpoint.sample(checkpoint.test_sets[:1]) for checkpoint in scored}
-    seeds = {name: len(sample.seeds) for name, sample in samples.items()}
-    same = len(set(seeds.values())) == 1
-    over = str(next(iter(seeds.values()))) if same else ", ".join(f"{name} {count}" for name, count in seeds.items())
-    prompts = sorted({sample.count for sample in samples.values()})
+    """The sentences of a caption on the training seeds and prompts behind the errors."""
+    samples = [each.sample(each.test_sets[:1]) for each in scored]
+    seeds, prompts = (
+        {min(counts), max(counts)} for counts in zip(*((len(own.seeds), own.count) for own in samples), strict=True)
+    )
     return (
-        f"Marks: means over training seeds ({over}); small dots: seeds; bars of a single seed: standard error over prompts, at most where "
-        "its mean alone is recorded; "
-        f"{' to '.join(str(count) for count in dict.fromkeys((prompts[0], prompts[-1])))} prompts each."
+        f"Marks: means over training seeds ({' to '.join(map(str, sorted(seeds)))}); small dots: each; bars of a single seed: standard "
+        f"error over prompts; {' to '.join(map(str, sorted(prompts)))} prompts each. No mark: no score; learned positions end at the "
+        "training length. Dashed: the error of always giving the most frequent answer."
     )

@@ -5,7 +5,8 @@ The paper's figures are of gates with keys of their own ("sep-keys").
 Held-out windows of the training length go through the checkpoint and through a random-weight control. The measure `gates` gives, for
 every head, the separators' share of the gates' sum and the attention that stays in the query's own segment, each with its control by
 chance: as many random tokens, and shuffled segments. The head that is judged, or the head and kind of segment, is chosen on the even
-windows and judged on the odd ones: the best of many is no finding where it was chosen.
+windows and judged on the odd ones: the best of many is no finding where it was chosen. That separators have more of the gates' sum than
+random tokens does not say that they have it alone: other tokens with high gates are counted in the figure.
 
     chosen   argmax over places of the mean, over even prompts, of observed - control
     judged   observed, control and chance of that place, means over odd prompts
@@ -16,6 +17,7 @@ both hold the nearest tokens. Random weights are shown, and decide nothing: thei
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -51,6 +53,8 @@ REACHED = (
     "of the gates' sum as the separators"
 )
 CHANCE = 0.05
+HALF = 0.5
+"""A token whose gate is above it is counted more than not."""
 
 C6 = Claim(
     "C6",
@@ -145,11 +149,6 @@ class Chosen(NamedTuple):
     """Share of their draws that are at least as high, mean over the other half."""
     by_prompt: Float[np.ndarray, " prompt"]
 
-    @property
-    def ratio(self) -> float:
-        """Over its control; 0 where the control is 0."""
-        return self.observed / self.control if self.control > 0 else 0.0
-
 
 def stands_out(
     observed: Float[np.ndarray, "prompt *place"],
@@ -161,36 +160,37 @@ def stands_out(
     A prompt without separators or segments has NaN; a place needs two prompts with values in each half. None where no place has them.
     """
     margins = observed - control
-    enough = np.isfinite(margins[::2]).sum(0) >= 2
-    enough &= np.isfinite(margins[1::2]).sum(0) >= 2
+    enough = np.minimum(np.isfinite(margins[::2]).sum(0), np.isfinite(margins[1::2]).sum(0)) >= 2
     if not enough.any():
         return None
-    means = np.where(np.isfinite(margins[::2]), margins[::2], 0.0).sum(0) / np.maximum(np.isfinite(margins[::2]).sum(0), 1)
-    place = np.unravel_index(np.where(enough, means, -np.inf).argmax(), enough.shape)
-    other = [array[(slice(1, None, 2), *place)] for array in (observed, control, chance)]
-    known = np.isfinite(other[0])
-    value, expected, reached = (float(array[known].mean()) for array in other)
-    return Chosen(tuple(int(index) for index in place), value, expected, reached, other[0][known])
+    means = np.nanmean(np.where(enough, margins[::2], -np.inf), axis=0)
+    place = np.unravel_index(means.argmax(), means.shape)
+    known = np.isfinite(margins[(slice(1, None, 2), *place)])
+    other = [array[(slice(1, None, 2), *place)][known] for array in (observed, control, chance)]
+    value, expected, reached = (float(array.mean()) for array in other)
+    return Chosen(tuple(map(int, place)), value, expected, reached, other[0])
 
 
 # ---- judging ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Part:
-    """One of the two claims, with what its evidence and its figure are made of."""
+class _Part(NamedTuple):
+    """One of the two claims, with what its verdict and its figure are made of."""
 
     claim: Claim
     stem: str
     variables: tuple[str, str, str]
     """Observed, control, chance."""
     measured: str
+    where: str
+    """The same in short."""
     control: str
 
 
+_WITHIN = "attention from position alone within the query's own segment"
 _PARTS = (
-    _Part(C6, "position_attention", MASSES, "attention from position alone within the query's own segment", "shuffled segments"),
-    _Part(C6_SEPARATORS, "gates", SHARES, "separators' share of the gates' sum", "random tokens"),
+    _Part(C6, "position_attention", MASSES, _WITHIN, "in own segment", "in shuffled ones"),
+    _Part(C6_SEPARATORS, "gates", SHARES, "separators' share of the gates' sum", "gates on separators", "on random tokens"),
 )
 
 
@@ -198,51 +198,37 @@ def judge(measured: tuple[str, xr.Dataset]) -> Iterator[Verdict]:
     """The verdicts on C6: of the head whose attention stays in a segment most, and of the one whose gates mark separators most."""
     name, data = measured
     for part in _PARTS:
-        trained, *twins = (_chosen(data, part, str(weights)) for weights in data["weights"].values)
+        trained, *controls = (_chosen(data, part, str(weights)) for weights in data["weights"].values)
         if trained is None:
             yield unmeasured(part.claim, name, "too few of the texts have separators or segments")
             continue
-        random = ", ".join(f"{twin.observed:.3g}" for twin in twins if twin is not None)
+        random, sizes = ", ".join(f"{each.observed:.3g}" for each in controls if each is not None), data[part.variables[0]].sizes
+        kinds = f" and {sizes['kind']} kinds of segments" if "kind" in sizes else ""
         yield verdict(
             part.claim,
             name,
             f"{part.measured}, in the head where it stands out most",
-            {WITHIN: trained.observed, KEPT: trained.chance} if part.claim is C6 else {REACHED: trained.chance},
+            {WITHIN: trained.observed, KEPT: trained.chance, REACHED: trained.chance},
             trained.observed,
             float(trained.by_prompt.std(ddof=1)) if len(trained.by_prompt) > 1 else None,
             "texts",
             len(trained.by_prompt),
             f"{part.control} {trained.control:.3g}; random weights {random}",
-            f"{_title(data, trained)}: "
-            f"{trained.ratio:.2f} times {part.control}, which reach it in {100 * trained.chance:.3g} % of the draws; the head was chosen "
-            f"among {_places(data[part.variables[0]])} on the other half of the texts",
+            f"{_place(data, trained)}: {part.control} {trained.control:.3g}, as high in {100 * trained.chance:.3g} % of the draws; "
+            f"the head was chosen among {sizes['layer'] * sizes['head']} heads{kinds} on the other half of the texts",
         )
 
 
-def _chosen(data: xr.Dataset, part: _Part, weights: str) -> Chosen | None:
+def _chosen(data: xr.Dataset, part: _Part, weights: str = "trained") -> Chosen | None:
     arrays = [data[variable].sel(weights=weights) for variable in part.variables]
-    axes = ("prompt", "layer", "head", *(("kind",) if "kind" in arrays[0].dims else ()))
-    return stands_out(*(array.transpose(*axes).values for array in arrays))
+    return stands_out(*(array.transpose("prompt", "layer", "head", ...).values for array in arrays))
 
 
-def _head(data: xr.Dataset, chosen: Chosen | None) -> tuple[int, int]:
-    """Layer and head; the first of both where none stands out."""
-    if chosen is None:
-        return 0, 0
-    return int(data["layer"].values[chosen.place[0]]), int(data["head"].values[chosen.place[1]])
-
-
-def _title(data: xr.Dataset, chosen: Chosen | None) -> str:
-    layer, head = _head(data, chosen)
-    place = f"head {head} of layer {layer}"
-    if chosen is None or len(chosen.place) < 3:
-        return place
-    return f"{place}, segments: {data['kind'].values[chosen.place[2]]}"
-
-
-def _places(array: xr.DataArray) -> str:
-    heads = f"{array.sizes['layer'] * array.sizes['head']} heads"
-    return f"{heads} and {array.sizes['kind']} kinds of segments" if "kind" in array.dims else heads
+def _place(data: xr.Dataset, chosen: Chosen) -> str:
+    """The head in words, with the kind of segment where there are kinds."""
+    axes = ("layer", "head", "kind")
+    layer, head, *kind = (data[axis].values[index] for axis, index in zip(axes, chosen.place, strict=False))
+    return ", segments: ".join([f"head {head} of layer {layer}", *map(str, kind)])
 
 
 # ---- drawing: the map of one head above the gates of its keys, separators marked (fig. 4 and 6) -----------------------
@@ -253,29 +239,44 @@ def draw(measured: tuple[str, xr.Dataset]) -> Iterator[Drawing]:
     name, data = measured
     short = name.split("/")[-1]
     for part in _PARTS:
-        chosen = _chosen(data, part, "trained")
-        (layer, head), title = _head(data, chosen), _title(data, chosen)
-        shown = data.sel(layer=layer, head=head).drop_vars("scheme", errors="ignore")
+        if (chosen := _chosen(data, part)) is None:
+            continue
+        shown = data.isel(layer=chosen.place[0], head=chosen.place[1]).drop_vars("scheme", errors="ignore")
+        above, words = _counted(shown)
+        texts = shown["text"].values[above & (shown["separator"].values != 1)].tolist()
+        often = ", ".join(f"{text!r} ({times})" for text, times in Counter(texts).most_common(4)) or "none"
         caption = (
-            f"{name}, {title}: attention from position alone on the first text, every row scaled to a maximum of 1 (CoPE fig. 4), and "
-            "below it the mean gate of each token over the queries that see it (fig. 6). Plus signs and ticks: separators - line breaks, "
-            "ends of sentences, beginnings of blocks."
+            f"{name}, {_place(data, chosen)}: attention from position alone on the first text, every row scaled to a maximum of 1 (CoPE "
+            "fig. 4), and below it the mean gate of each token over the queries that see it (fig. 6). Plus signs and dark bars: separators "
+            f"- line breaks, ends of sentences, beginnings of blocks. {part.measured[:1].upper()}{part.measured[1:]}, mean over the texts "
+            f"that it was not chosen on: {chosen.observed:.3g}; {part.control}: {chosen.control:.3g}. On the first text, {words}, most "
+            f"often {often}."
         )
-        yield Drawing(f"{part.stem}_{short}", position_attention_and_gates(shown, f"{short}, {title}"), caption, shown)
+        title = f"{short}, {_place(data, chosen)}\n{part.where} {chosen.observed:.2f}, {part.control} {chosen.control:.2f}"
+        yield Drawing(f"{part.stem}_{short}", position_attention_and_gates(shown, title), caption, shown)
+
+
+def _counted(data: xr.Dataset) -> tuple[np.ndarray, str]:
+    """Which tokens have a gate above `HALF` in `gate_by_token [key]`, and how many separators and others do, in words."""
+    above, separators = data["gate_by_token"].values > HALF, data["separator"].values == 1
+    counts = [f"{above[which].sum()} of {which.sum()}" for which in (separators, ~separators)]
+    return above, f"gate above {HALF}: {counts[0]} separators, {counts[1]} others"
 
 
 @style()
 def position_attention_and_gates(data: xr.Dataset, title: str) -> PaperFigure:
     """`position_attention [query, key]` of one head above `gate_by_token [key]`, on one axis of keys; `separator [key]` is 1 where a token
-    separates.
+    separates, `text [key]` is what it is.
     """
-    figure = paper_figure(COLUMN_WIDTH, 4.3)
+    figure = paper_figure(COLUMN_WIDTH, 4.6)
     attention, gates = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     separators, values = data["separator"].values == 1, data["position_attention"].transpose("query", "key").values
     image = draw_map(attention, np.where(np.tri(*values.shape, dtype=bool), values, np.nan), np.flatnonzero(separators))
     figure.colorbar(image, ax=attention, fraction=0.05, pad=0.02).set_label("attention from position alone (row maximum 1)")
     attention.set(aspect="auto", xlabel="", title=title)
     draw_gates(gates, data["gate_by_token"].values, separators, scheme_colour("cope")).set_xlabel("key (token)")
+    gates.axhline(HALF, color="#222222", linewidth=0.7, linestyle="--", gid="half")
+    gates.set_title(_counted(data)[1].capitalize(), fontsize=6.5)
     legend_below(figure, [Line2D([], [], linestyle="none", marker="+", color="black", markersize=4, label="separator")])
     return figure
 

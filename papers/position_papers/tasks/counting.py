@@ -8,9 +8,8 @@ the sequence begins by setting each once, in random order, and ends by printing 
 is a pass. The number of operations is uniform between `fewest` and `operations` (512 in the paper: "up to 512"). The target is
 the value printed. Score: exact match.
 
-Values are far from equally frequent: who always says the most frequent one is right in `majority` of the prompts of a test set. In the
-test sets `balanced_...` the value is drawn first, uniformly from those that at least 1 in 100 sequences have, then sequences until one
-has it.
+Values are far from equally frequent. In the test sets `balanced_...` the value is drawn first, uniformly from those that at least 1 in 100
+sequences have, then sequences until one has it.
 
 Spans: `needle` (the last "a = 0 ;" of the variable printed and its increments since; `needle.1` ... in their order), `distractor`
 (other sets and increments), `query` (print a); the value is generated. attributes: operations, value, length (tokens).
@@ -179,12 +178,6 @@ def _side_by_side(rows: Sequence[Sequence[int]]) -> Batch:
         tokens[row, : len(words)] = words
         targets[row, len(words) - 1] = True
     return Batch(tokens, targets)
-
-
-def majority(prompts: Sequence[Prompt]) -> float:
-    """The share of `prompts` that have the most frequent value: what always saying that one would score."""
-    counts = Counter(prompt.answers for prompt in prompts)
-    return max(counts.values()) / len(prompts)
 
 
 SIZES = {"small": Counting(), "paper": Counting(operations=512, first_operations=512)}

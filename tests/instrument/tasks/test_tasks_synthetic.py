@@ -10,7 +10,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from position_papers.tasks.counting import majority
+from position_papers.cope.errors import always_the_same
 from repo_interp.errors import InputError
 from repo_interp.tasks import Response, Task, digest, make_task, read_prompts, task_names, write_prompts
 from repo_interp.tasks.copying import _scattered
@@ -345,7 +345,7 @@ def test_values_of_balanced_counting_are_equally_frequent():
         plain, balanced = (task.prompts(300, test_set=kind) for kind in (name, f"balanced_{name}"))
         values = [prompt.attributes["value"] for prompt in balanced]
         assert set(values) == set(task.common_values(name)) == set(task.common_values(f"balanced_{name}"))
-        assert majority(balanced) < 1.5 / len(set(values)) < majority(plain)
+        assert always_the_same(task, balanced) < 1.5 / len(set(values)) < always_the_same(task, plain)
         common, count = np.unique([prompt.attributes["value"] for prompt in plain], return_counts=True)
         assert set(common[count > 6]) <= set(values)  # 2 in 100
     shorter = np.mean([prompt.attributes["value"] for prompt in task.prompts(300, test_set="shorter")])
