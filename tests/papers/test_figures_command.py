@@ -53,7 +53,8 @@ def checkpoints(tmp_path_factory) -> Path:
 def command(checkpoints: Path, *more: str) -> list[str]:
     """The figures of HoPE on a tiny checkpoint."""
     sizes = [word for size in SIZES for word in ("--set", size)]
-    return ["figures", "hope", "--no-zoo", "--checkpoint", f"language/learned={checkpoints / '0'}", *sizes, *more]
+    one = ("--jobs", "1") if "--jobs" not in more else ()
+    return ["figures", "hope", "--no-zoo", "--checkpoint", f"language/learned={checkpoints / '0'}", *sizes, *one, *more]
 
 
 @pytest.fixture(scope="module")
@@ -174,10 +175,21 @@ def test_an_interrupted_making_goes_on_where_it_stopped(checkpoints, tmp_path, c
     assert loaded == ["0", "0", "1", "1", "1"], "what is kept is not measured again"
 
 
+def test_two_processes_leave_the_same_as_one(checkpoints, tmp_path, monkeypatch):
+    def made_by(jobs: str) -> dict[str, bytes]:
+        second, out = f"second={checkpoints / '1'}", tmp_path / jobs
+        assert main(command(checkpoints, "--checkpoint", second, "--jobs", jobs, "--out", str(out))) == 0
+        return files(out)
+
+    one = made_by("1")
+    monkeypatch.setattr(replicates, "load", None)  # this process measures nothing
+    assert made_by("2") == one
+
+
 def test_nothing_to_work_on_is_said_of_every_claim(tmp_path):
     # RePo is left out: its parameters and times are measured on fresh models.
     asked = [name for name in PAPERS if name != "repo"]
-    assert main(["figures", *asked, "--no-zoo", "--out", str(tmp_path / "out")]) == 0
+    assert main(["figures", *asked, "--no-zoo", "--jobs", "1", "--out", str(tmp_path / "out")]) == 0
     rows = table((tmp_path / "out" / "claims.md").read_text(), "## Every number")
     for name in asked:
         with (tmp_path / "out" / name / "verdicts.csv").open(newline="") as stream:

@@ -24,7 +24,7 @@ from position_papers.training.folder import TrainingFolder, load_state
 from position_papers.training.loop import train
 from position_papers.training.plan import CONTINUED, FRESH, recipe
 from position_papers.training.preparation import prepare
-from position_papers.training.processes import train_side_by_side
+from position_papers.training.processes import end_when_asked, side_by_side, train_side_by_side
 from position_papers.training.step import make_optimizer, take_step, target_loss, training_question
 from repo_interp.analysis.trained_task import trained_task
 from repo_interp.cli import main
@@ -401,6 +401,26 @@ def test_runs_side_by_side_are_the_runs_one_by_one_also_when_interrupted(undistu
     interrupted = TrainingFolder(tmp_path / "long")
     assert not interrupted.is_finished
     assert 0 < load_state(interrupted.state, (again := prepare(long)).model, again.optimizer, 3000).step < 3000
+
+
+def sleeping(seconds: int) -> None:
+    end_when_asked()
+    time.sleep(seconds)
+
+
+def test_an_interrupt_ends_work_side_by_side_at_once_and_an_error_lets_nothing_more_begin():
+    interrupts = []
+
+    def interrupt(done: int) -> None:
+        if not interrupts:
+            interrupts.append(os.kill(os.getpid(), signal.SIGINT))
+
+    with pytest.raises(KeyboardInterrupt):
+        side_by_side([10_000, 10_000], sleeping, 2, interrupt, every=0.02)
+    counts: list[int] = []
+    with pytest.raises(TypeError):
+        side_by_side([0.0, "x", *[0.2] * 50], time.sleep, 1, counts.append)
+    assert max(counts) < 52
 
 
 def test_a_hugging_face_checkpoint_goes_on_with_its_own_tokenizer_and_is_scored(sources, tmp_path, capsys):

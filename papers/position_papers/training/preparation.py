@@ -19,6 +19,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from position_papers.training.configuration import TrainingConfiguration
+from position_papers.training.processes import threads
 from position_papers.training.step import make_optimizer
 from position_papers.training.trained import configured_task
 from repo_interp.analysis.trained_task import in_tokens_of
@@ -96,16 +97,15 @@ def test_prompts(prepared: Prepared, test_set: str, count: int) -> list[Prompt]:
 @contextmanager
 def reproducible(configuration: TrainingConfiguration) -> Iterator[None]:
     """While this lasts, the same sums are made in the same order every time; torch's settings come back afterwards."""
-    threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    torch.set_num_threads(configuration.threads)
+    strict = torch.are_deterministic_algorithms_enabled()
     if configuration.device == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
         torch.use_deterministic_algorithms(True)
     try:
-        yield
+        with threads(configuration.threads):
+            yield
     finally:
         torch.use_deterministic_algorithms(strict)
-        torch.set_num_threads(threads)
 
 
 def _fresh_model(configuration: TrainingConfiguration, vocabulary: int, longest: int) -> PreTrainedModel:
