@@ -389,11 +389,8 @@ def test_runs_side_by_side_are_the_runs_one_by_one_also_when_interrupted(undistu
     interrupts = []
 
     def interrupt() -> None:
-        if (
-            not interrupts
-            and steps_done(TrainingFolder(tmp_path / "long")) > 0
-            and TrainingFolder(tmp_path / "short").is_finished
-        ):
+        begun = steps_done(TrainingFolder(tmp_path / "long")) > 0 and TrainingFolder(tmp_path / "short").is_finished
+        if begun and not interrupts:
             interrupts.append(os.kill(os.getpid(), signal.SIGINT))
 
     assert not train_side_by_side(runs, jobs=2, watch=interrupt, every=0.02)
@@ -427,13 +424,8 @@ def test_a_hugging_face_checkpoint_goes_on_with_its_own_tokenizer_and_is_scored(
     """The paper's way: an existing decoder, its tokenizer, its embeddings padded to more rows than there are tokens."""
     given = tokenizer("metaspace_bpe")
     torch.manual_seed(0)
-    sizes = {
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-    }
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
+    sizes["num_key_value_heads"] = 1
     LlamaForCausalLM(LlamaConfig(vocab_size=len(given) + 24, **sizes)).save_pretrained(tmp_path / "hub")
     given.save_pretrained(tmp_path / "hub")
 

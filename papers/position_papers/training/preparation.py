@@ -72,9 +72,8 @@ def prepare(configuration: TrainingConfiguration) -> Prepared:
         attach(model, configuration.adapter, configuration.adapter_from)
         model.config.max_position_embeddings = task.training_length  # the base saw longer texts, but not with these positions
     if configuration.precision == "bfloat16" and configuration.device == "cpu":
-        model.set_attn_implementation(
-            "eager"
-        )  # products in bfloat16: 43 ms forward and backward at 512 tokens, the fused kernel 68
+        # products in bfloat16: 43 ms forward and backward at 512 tokens, the fused kernel 68
+        model.set_attn_implementation("eager")
     model.train()
     return Prepared(configuration, task, model, tokenizer, make_optimizer(model, configuration), base)
 
@@ -82,9 +81,8 @@ def prepare(configuration: TrainingConfiguration) -> Prepared:
 def _require_compiler() -> None:
     compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
     if shutil.which(compiler) is None:
-        raise InputError(
-            f"execution compiled needs a C++ compiler, and there is no {compiler} here; install one, name yours in CXX, or train eager"
-        )
+        how = "install one, name yours in CXX, or train eager"
+        raise InputError(f"execution compiled needs a C++ compiler, and there is no {compiler} here; {how}")
 
 
 def test_prompts(prepared: Prepared, test_set: str, count: int) -> list[Prompt]:
@@ -148,7 +146,5 @@ def _with_layout(model: PreTrainedModel, configuration: TrainingConfiguration) -
 def _require_same_words(task: Task, tokenizer: PreTrainedTokenizerBase, checkpoint: str) -> None:
     wanted, present = task.tokenizer().get_vocab(), tokenizer.get_vocab()
     if wanted != present:
-        raise InputError(
-            f"{checkpoint} has another vocabulary ({len(present)} tokens) than task {task.name} with these options ({len(wanted)}); "
-            "give a checkpoint of that task, or its options"
-        )
+        other = f"another vocabulary ({len(present)} tokens) than task {task.name} with these options ({len(wanted)})"
+        raise InputError(f"{checkpoint} has {other}; give a checkpoint of that task, or its options")
