@@ -30,9 +30,9 @@ SIZES = ["sequences=2", "repeats=2", "controls=1", "batch_size=2"]
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory) -> Path:
-    """Two tiny language models whose positions end at their training length: one figure of HoPE's."""
+    """Two tiny language models whose positions end at their training length: one figure of HoPE's; and one with RoPE."""
     root = tmp_path_factory.mktemp("checkpoints")
-    for seed in (0, 1):
+    for seed, scheme in enumerate(("learned", "learned", "rope")):
         torch.manual_seed(seed)
         config = LlamaConfig(
             vocab_size=30,
@@ -46,7 +46,7 @@ def checkpoints(tmp_path_factory) -> Path:
             bos_token_id=None,
             eos_token_id=None,
         )
-        save(reposition(LlamaForCausalLM(config).eval(), "learned"), root / str(seed))
+        save(reposition(LlamaForCausalLM(config).eval(), scheme), root / str(seed))
     return root
 
 
@@ -173,9 +173,16 @@ def test_an_interrupted_making_goes_on_where_it_stopped(checkpoints, tmp_path, c
     assert files(out) == {}
     assert main(given_two) == 0
     assert loaded == ["0", "0", "1", "1", "1"], "what is kept is not measured again"
+
+
+def test_two_processes_leave_the_same_as_one(checkpoints, tmp_path, monkeypatch):
+    sizes = [word for size in SIZES for word in ("--set", size)]
+    given = ["figures", "hope", "--no-zoo", "--checkpoint", f"language/rope={checkpoints / '2'}", *sizes]
+    given += ["--experiment", "components", "--experiment", "vaf"]
+    assert main([*given, "--jobs", "1", "--out", str(tmp_path / "one")]) == 0
     monkeypatch.setattr(replicates, "load", None)  # this process measures nothing
-    assert main([*given_two, "--jobs", "2", "--out", str(tmp_path / "two")]) == 0
-    assert files(tmp_path / "two") == files(out), "by two processes"
+    assert main([*given, "--jobs", "2", "--out", str(tmp_path / "two")]) == 0
+    assert files(tmp_path / "two") == files(tmp_path / "one")
 
 
 def test_nothing_to_work_on_is_said_of_every_claim(tmp_path):
