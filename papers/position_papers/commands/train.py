@@ -166,7 +166,7 @@ def _fresh(arguments: argparse.Namespace, own: Mapping[str, Any]) -> TrainingCon
     from position_papers.training.plan import recipe
     from repo_interp.errors import InputError
 
-    asked = _asked(arguments, {}) | own
+    asked = {**_asked(arguments, {}), **own}
     task, continued = str(asked["task"]), asked.get("continue_from")
     for name in SIZES:
         if continued and getattr(arguments, name) is not None:
