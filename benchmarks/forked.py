@@ -30,7 +30,7 @@ COMMANDS = {
     "score": ("score", "reversal/repo", "--count", "8", "--out", "out"),
     "train": ("train", "reversal", *_TINY, "--checkpoint-every", "20", "--out", "out"),
     "analyze": ("analyze", "niah/repo", "--count", "6", *_SOME, "--out", "out"),
-    "figures": ("figures", "hope", "--no-zoo", "--fast", "--checkpoint", f"{_ROPE}={_ROPE}", "--out", "out"),
+    "figures": ("figures", "hope", "--no-zoo", "--fast", "--checkpoint", f"{_ROPE}={_ROPE}", "--jobs", "1", "--out", "out"),
 }
 """What is tried, small enough for seconds."""
 AGAIN = {"score": "--overwrite", "train": "--resume", "analyze": "--overwrite", "figures": "--overwrite"}

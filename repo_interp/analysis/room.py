@@ -46,7 +46,7 @@ def batch_limit(bridge: nn.Module, size: BatchSize | Literal["auto"]) -> SideByS
     if size != "auto":
         return limit(size)
     device = next(bridge.parameters()).device
-    present = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else _memory() / processes.beside()
+    present = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else memory() / processes.beside()
     fitting = _SHARE * present / (2 * bytes_per_token(bridge))
     return SideBySide(tokens=max(1, int(min(WORTHWHILE.get(device.type, WORTHWHILE["cpu"]), fitting))))
 
@@ -84,7 +84,7 @@ def _held() -> float:
 
 def require_memory(needed: float, what: str) -> None:
     """Raise InputError where `what` needs more bytes than the machine has."""
-    present = _memory()
+    present = memory()
     if needed > present:
         raise InputError(
             f"{what} would need about {needed / 2**30:,.0f} GiB of memory, and there are {present / 2**30:,.0f}; "
@@ -112,7 +112,7 @@ def require_memory_for_pass(bridge: nn.Module, tokens: int, prompts: int) -> Non
         )
 
 
-def _memory() -> float:
+def memory() -> float:
     """Bytes of memory of the machine, or of the container that this process may use."""
     try:
         physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

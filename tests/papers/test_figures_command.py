@@ -30,9 +30,9 @@ SIZES = ["sequences=2", "repeats=2", "controls=1", "batch_size=2"]
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory) -> Path:
-    """Two tiny language models whose positions end at their training length: one figure of HoPE's."""
+    """Two tiny language models whose positions end at their training length: one figure of HoPE's; and one with RoPE."""
     root = tmp_path_factory.mktemp("checkpoints")
-    for seed in (0, 1):
+    for seed, scheme in enumerate(("learned", "learned", "rope")):
         torch.manual_seed(seed)
         config = LlamaConfig(
             vocab_size=30,
@@ -46,14 +46,15 @@ def checkpoints(tmp_path_factory) -> Path:
             bos_token_id=None,
             eos_token_id=None,
         )
-        save(reposition(LlamaForCausalLM(config).eval(), "learned"), root / str(seed))
+        save(reposition(LlamaForCausalLM(config).eval(), scheme), root / str(seed))
     return root
 
 
 def command(checkpoints: Path, *more: str) -> list[str]:
     """The figures of HoPE on a tiny checkpoint."""
     sizes = [word for size in SIZES for word in ("--set", size)]
-    return ["figures", "hope", "--no-zoo", "--checkpoint", f"language/learned={checkpoints / '0'}", *sizes, *more]
+    one = f"language/learned={checkpoints / '0'}"
+    return ["figures", "hope", "--no-zoo", "--checkpoint", one, *sizes, "--jobs", "1", *more]
 
 
 @pytest.fixture(scope="module")
@@ -174,10 +175,20 @@ def test_an_interrupted_making_goes_on_where_it_stopped(checkpoints, tmp_path, c
     assert loaded == ["0", "0", "1", "1", "1"], "what is kept is not measured again"
 
 
+def test_two_processes_leave_the_same_as_one(checkpoints, tmp_path, monkeypatch):
+    sizes = [word for size in SIZES for word in ("--set", size)]
+    given = ["figures", "hope", "--no-zoo", "--checkpoint", f"language/rope={checkpoints / '2'}", *sizes]
+    given += ["--experiment", "components", "--experiment", "vaf"]
+    assert main([*given, "--jobs", "1", "--out", str(tmp_path / "one")]) == 0
+    monkeypatch.setattr(replicates, "load", None)  # this process measures nothing
+    assert main([*given, "--jobs", "2", "--out", str(tmp_path / "two")]) == 0
+    assert files(tmp_path / "two") == files(tmp_path / "one")
+
+
 def test_nothing_to_work_on_is_said_of_every_claim(tmp_path):
     # RePo is left out: its parameters and times are measured on fresh models.
     asked = [name for name in PAPERS if name != "repo"]
-    assert main(["figures", *asked, "--no-zoo", "--out", str(tmp_path / "out")]) == 0
+    assert main(["figures", *asked, "--no-zoo", "--jobs", "1", "--out", str(tmp_path / "out")]) == 0
     rows = table((tmp_path / "out" / "claims.md").read_text(), "## Every number")
     for name in asked:
         with (tmp_path / "out" / name / "verdicts.csv").open(newline="") as stream:

@@ -24,7 +24,7 @@ from position_papers.training.folder import TrainingFolder, load_state
 from position_papers.training.loop import train
 from position_papers.training.plan import CONTINUED, FRESH, recipe
 from position_papers.training.preparation import prepare
-from position_papers.training.processes import train_side_by_side
+from position_papers.training.processes import end_when_asked, side_by_side, train_side_by_side
 from position_papers.training.step import make_optimizer, take_step, target_loss, training_question
 from repo_interp.analysis.trained_task import trained_task
 from repo_interp.cli import main
@@ -389,11 +389,8 @@ def test_runs_side_by_side_are_the_runs_one_by_one_also_when_interrupted(undistu
     interrupts = []
 
     def interrupt() -> None:
-        if (
-            not interrupts
-            and steps_done(TrainingFolder(tmp_path / "long")) > 0
-            and TrainingFolder(tmp_path / "short").is_finished
-        ):
+        begun = steps_done(TrainingFolder(tmp_path / "long")) > 0 and TrainingFolder(tmp_path / "short").is_finished
+        if begun and not interrupts:
             interrupts.append(os.kill(os.getpid(), signal.SIGINT))
 
     assert not train_side_by_side(runs, jobs=2, watch=interrupt, every=0.02)
@@ -403,17 +400,32 @@ def test_runs_side_by_side_are_the_runs_one_by_one_also_when_interrupted(undistu
     assert 0 < load_state(interrupted.state, (again := prepare(long)).model, again.optimizer, 3000).step < 3000
 
 
+def sleeping(seconds: int) -> None:
+    end_when_asked()
+    time.sleep(seconds)
+
+
+def test_an_interrupt_ends_work_side_by_side_at_once_and_an_error_lets_nothing_more_begin():
+    interrupts = []
+
+    def interrupt(done: int) -> None:
+        if not interrupts:
+            interrupts.append(os.kill(os.getpid(), signal.SIGINT))
+
+    with pytest.raises(KeyboardInterrupt):
+        side_by_side([10_000, 10_000], sleeping, 2, interrupt, every=0.02)
+    counts: list[int] = []
+    with pytest.raises(TypeError):
+        side_by_side([0.0, "x", *[0.2] * 50], time.sleep, 1, counts.append)
+    assert max(counts) < 52
+
+
 def test_a_hugging_face_checkpoint_goes_on_with_its_own_tokenizer_and_is_scored(sources, tmp_path, capsys):
     """The paper's way: an existing decoder, its tokenizer, its embeddings padded to more rows than there are tokens."""
     given = tokenizer("metaspace_bpe")
     torch.manual_seed(0)
-    sizes = {
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-    }
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
+    sizes["num_key_value_heads"] = 1
     LlamaForCausalLM(LlamaConfig(vocab_size=len(given) + 24, **sizes)).save_pretrained(tmp_path / "hub")
     given.save_pretrained(tmp_path / "hub")
 

@@ -18,17 +18,13 @@ ANSWERED = [("niah/repo", "256", 1.0), ("reversal/repo", "10", 1.0), ("reversal/
 """Checkpoint, test set, and the share of prompts that it must at least answer."""
 
 
-def test_the_default_checkpoints_are_there():
-    assert {"niah/repo", "reversal/repo"} <= set(zoo_names())
-    with pytest.raises(InputError, match="niah/repo"):
-        zoo_path("niah/rumour")
-
-
 def test_other_seeds_are_named_below_the_checkpoint():
     assert zoo_seeds("reversal/repo")[:3] == (0, 1, 2) and zoo_seeds("niah/repo") == (0,)
     path = zoo_path("reversal/repo/seed-1")
     assert zoo_entry("reversal/repo/seed-1").configuration.seed == 1
     load_model(identify(path))
+    with pytest.raises(InputError, match="niah/repo"):
+        zoo_path("niah/rumour")
     for name in ("reversal/repo/seed-999", "niah/repo/seed-1"):
         with pytest.raises(InputError, match=rf"these are: {name.rpartition('/')[0]} \(seed 0\), and "):
             zoo_path(name)

@@ -54,9 +54,8 @@ def test_schemes_of_a_task_have_equal_budgets():
     for run in (*RUNS, *LATER):
         if run.planned.name.endswith("/pretrained"):
             continue
-        budget = [
-            getattr(run.configuration, name) for name in ("steps", "batch", "learning_rate", "width", "heads", "curriculum")
-        ]
+        equal = ("steps", "batch", "learning_rate", "width", "heads", "curriculum")
+        budget = [getattr(run.configuration, name) for name in equal]
         options = tuple(sorted(run.planned.fields.get("task_options", {}).items()))
         slowly = run.planned.name.endswith("_slow")
         groups.setdefault((run.planned.task, options, run.planned.continue_from, slowly), []).append(budget)
@@ -125,12 +124,7 @@ def test_a_plan_is_trained_in_order_resumed_and_installed(tmp_path, monkeypatch)
     for run in (*runs, *runs):
         install(run, zoo)
     assert not (zoo / "reversal" / "pretrained").exists()
-    assert {path.name for path in (zoo / "reversal").iterdir()} == {
-        "repo",
-        "runs.jsonl",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    }
+    assert {path.name for path in (zoo / "reversal").iterdir()} == {"repo", "runs.jsonl", *TOKENIZER}
     left = {path.name for path in (zoo / "reversal" / "repo").iterdir()}
     assert left == {"config.json", "model.safetensors", "seed-1"}
     for run in runs:

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from position_papers import ALL, PAPERS
-from repo_interp.cli.options import add_settings, seed
+from repo_interp.cli.options import add_settings, count, seed
 
 SHARED = True
 SUMMARY = (
@@ -29,22 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "such as language/rope=DIR, or is added; other training seeds of it stand in DIR/seed-N, where `train --seeds` puts them; may be "
         "repeated",
     )
-    parser.add_argument(
-        "--no-zoo",
-        action="store_const",
-        const=False,
-        default=True,
-        dest="zoo",
-        help="only the checkpoints given, none that come with the package",
-    )
-    parser.add_argument(
-        "--experiment",
-        action="append",
-        default=[],
-        dest="experiments",
-        metavar="NAME",
-        help="only this experiment of the papers, such as fits; may be repeated (default: all)",
-    )
+    given = "only the checkpoints given, none that come with the package"
+    parser.add_argument("--no-zoo", action="store_false", dest="zoo", help=given)
+    one = "only this experiment of the papers, such as fits; may be repeated (default: all)"
+    parser.add_argument("--experiment", action="append", default=[], dest="experiments", metavar="NAME", help=one)
     parser.add_argument("--fast", action="store_true", help="measure less: a quick look")
     parser.add_argument(
         "--out",
@@ -54,26 +42,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "on it: figures/SUBJECT/DATA",
     )
     parser.add_argument("--cache", metavar="DIR", help="where measurements are kept for the next time (default: .cache in --out)")
-    parser.add_argument(
-        "--formats",
-        type=_formats,
-        default=("png",),
-        metavar="png,svg,pdf,nc",
-        help="formats of every figure; nc: all that is drawn, as netCDF (default: png)",
-    )
+    written = "formats of every figure; nc: all that is drawn, as netCDF (default: png)"
+    parser.add_argument("--formats", type=_formats, default=("png",), metavar="png,svg,pdf,nc", help=written)
     parser.add_argument("--overwrite", action="store_true", help="replace other figures of these papers that stand in --out")
-    add_settings(
-        parser, "options", "how much is measured, such as sequences=5000 for every paper that has it, or hope.controls=2 for one"
+    settings = "how much is measured, such as sequences=5000 for every paper that has it, or hope.controls=2 for one"
+    add_settings(parser, "options", settings)
+    jobs = (
+        "processes that measure, with one thread each; the results do not depend on it (default: one per core, if memory allows)"
     )
+    parser.add_argument("--jobs", type=count, metavar="N", help=jobs)
     parser.add_argument("--seed", type=seed, default=0, help="seed of what is random (default: 0)")
     parser.add_argument("--device", default="cpu", help="where the models run: cpu, cuda, cuda:1, mps (default: cpu)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, draw, write; print the verdicts."""
-    from position_papers.kit.build import measure_together
+    from position_papers.kit.build import fitting_jobs, measure_together
     from repo_interp import processes
     from repo_interp.console import Console
+    from repo_interp.errors import InputError
     from repo_interp.files import require_directory
     from repo_interp.models.checkpoints import device_named
     from repo_interp.progress import steps
@@ -83,17 +70,25 @@ def run(arguments: argparse.Namespace) -> int:
     out = Path(arguments.out)
     cache = Path(arguments.cache) if arguments.cache else out / ".cache"
     require_directory(cache)
+    if processes.count() > 1 and (arguments.jobs or 1) > 1:
+        raise InputError("--jobs is for one process; several that were launched together share the work: leave it out")
     builds = _builds(arguments, out)
     processes.meet()
-    with steps(console) as step:
-        for line in processes.from_first(lambda: _announced(builds)):
-            console.print(line, highlight=False, soft_wrap=True)
-        wanted = [build for build in builds if arguments.overwrite or not build.is_up_to_date]
-        measure_together(wanted, cache, lambda done, total: step("measuring, experiments on checkpoints", done, total))
-    if not processes.is_first():
-        return 0
-    with processes.alone():
-        return _made(console, builds, arguments, cache)
+    try:
+        with steps(console) as step:
+            for line in processes.from_first(lambda: _announced(builds)):
+                console.print(line, highlight=False, soft_wrap=True)
+            wanted = [build for build in builds if arguments.overwrite or not build.is_up_to_date]
+            jobs = arguments.jobs or fitting_jobs(wanted)
+            measure_together(wanted, cache, jobs, lambda done, total, name: step("measuring", done, total, name))
+        if not processes.is_first():
+            return 0
+        with processes.alone():
+            return _made(console, builds, arguments, cache)
+    except processes.Deserted:
+        raise
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"what was measured is kept in {cache}; the same command goes on") from None
 
 
 def _made(console, builds, arguments: argparse.Namespace, cache: Path) -> int:
@@ -109,17 +104,11 @@ def _made(console, builds, arguments: argparse.Namespace, cache: Path) -> int:
         if build.is_up_to_date and not arguments.overwrite:
             console.print(bold(build.directory, "  stands already, made from the same"), highlight=False, soft_wrap=True)
             continue
-        try:
-            with steps(console) as step:
-                step(build.name)
-                _, files = build.make(cache, lambda doing, name=build.name, step=step: step(f"{name}: {doing}"))
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"what was measured is kept in {cache}; the same command goes on") from None
-        console.print(
-            bold(build.directory / "README.md", f"  verdicts and figures; {len(files)} files"),
-            highlight=False,
-            soft_wrap=True,
-        )
+        with steps(console) as step:
+            step(build.name)
+            _, files = build.make(cache, lambda doing, name=build.name, step=step: step(f"{name}: {doing}"))
+        text = f"  verdicts and figures; {len(files)} files"
+        console.print(bold(build.directory / "README.md", text), highlight=False, soft_wrap=True)
         write_gallery(over_all, papers)
     _print(console, headlines(over_all, papers))
     console.print(bold(write_gallery(over_all, papers), "  every claim and every page"), highlight=False, soft_wrap=True)
@@ -172,9 +161,8 @@ def _require_asked(builds, users: dict[str, str]) -> None:
     }
     if users and not fitting & set(users):
         name, first = next(iter(users)), builds[0].paper.experiments[0]
-        raise InputError(
-            f"{name} ({users[name]}) fits no experiment that is asked for; {first.name}: {first.needs.otherwise}; give another checkpoint"
-        )
+        why = f"{first.name}: {first.needs.otherwise}; give another checkpoint"
+        raise InputError(f"{name} ({users[name]}) fits no experiment that is asked for; {why}")
 
 
 def _announced(builds) -> list[str]:
@@ -209,12 +197,10 @@ def _command(paper: str, arguments: argparse.Namespace) -> str:
     for flag, pairs in (("--checkpoint", arguments.checkpoints), ("--set", arguments.options)):
         words += [word for name, value in pairs for word in (flag, f"{name}={value}")]
     words += [word for name in arguments.experiments for word in ("--experiment", name)]
-    words += [] if arguments.zoo else ["--no-zoo"]
-    words += ["--fast"] if arguments.fast else []
-    words += ["--formats", ",".join(arguments.formats)] if arguments.formats != ("png",) else []
-    words += ["--seed", str(arguments.seed)] if arguments.seed else []
-    words += ["--device", arguments.device] if arguments.device != "cpu" else []
-    return shlex.join(words)
+    words += ["--no-zoo"] * (not arguments.zoo) + ["--fast"] * arguments.fast
+    words += ["--formats", ",".join(arguments.formats)] * (arguments.formats != ("png",))
+    words += ["--seed", str(arguments.seed)] * bool(arguments.seed)
+    return shlex.join(words + ["--device", arguments.device] * (arguments.device != "cpu"))
 
 
 def _named(text: str) -> tuple[str, str]:

@@ -7,6 +7,7 @@ import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,22 +32,14 @@ _SHORT = {"index_share_until": ("--index-share-until", "--p-drop")}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options: one for every field of a training configuration, and where and how to run."""
-    from dataclasses import fields
-
     from position_papers.training.configuration import TrainingConfiguration
 
     parser.add_argument("task", nargs="?", metavar="TASK", help="the task, unless --config or --resume names it")
-    parser.add_argument(
-        "--config",
-        metavar="FILE",
-        help="a TOML file of the options below (their names with _), such as a training.toml",
-    )
+    written = "a TOML file of the options below (their names with _), such as a training.toml"
+    parser.add_argument("--config", metavar="FILE", help=written)
     parser.add_argument("--out", metavar="DIR", help="directory of the checkpoint (default: runs/TASK-SCHEME/seed-N)")
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="continue the interrupted training in --out, or start if there is none",
-    )
+    resume = "continue the interrupted training in --out, or start if there is none"
+    parser.add_argument("--resume", action="store_true", help=resume)
     parser.add_argument("--overwrite", action="store_true", help="replace the training run in --out")
     parser.add_argument("--seeds", type=number_list, metavar="0-2", help="one run per seed, in --out/seed-N")
     parser.add_argument("--jobs", type=count, default=1, metavar="N", help="runs at a time, with --seeds (default: 1)")
@@ -87,29 +80,22 @@ def run(arguments: argparse.Namespace) -> int:
 
     console = Console()
     runs = _runs(arguments)
-    pending = [(configuration, folder) for configuration, folder in runs if not folder.is_finished]
+    pending = [(configuration, folder) for configuration, folder in runs if arguments.overwrite or not folder.is_finished]
     for _, folder in runs:
         if folder.is_finished and not arguments.overwrite:
             console.print(f"{plain(folder.directory)} is finished", highlight=False)
-    if arguments.overwrite:
-        pending = runs
-    if pending:
-        try:
-            if arguments.seeds is None:
-                done = _train_here(console, *pending[0], arguments)
-            else:
-                done = _train_several(console, pending, arguments)
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            place = _out(arguments, runs)
-            raise InputError(
-                f"{place} cannot be written ({error.strerror or error}); make room, then go on by --resume --out {place}"
-            ) from None
-        if not done:
-            raise KeyboardInterrupt(
-                f"the state is saved; go on with: repo-interp train --resume --out {_out(arguments, runs)}{_seeds(arguments)}"
-            )
+    several = arguments.seeds is not None
+    out = runs[0][1].directory.parent if several else runs[0][1].directory
+    try:
+        done = not pending or (_train_several if several else _train_here)(console, pending, arguments)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        again = f"make room, then go on by --resume --out {out}"
+        raise InputError(f"{out} cannot be written ({error.strerror or error}); {again}") from None
+    if not done:
+        seeds = f" --seeds {','.join(map(str, arguments.seeds))} --jobs {arguments.jobs}" if several else ""
+        raise KeyboardInterrupt(f"the state is saved; go on with: repo-interp train --resume --out {out}{seeds}")
     print_scores(console, [folder for _, folder in runs])
     return 0
 
@@ -126,8 +112,7 @@ def _runs(arguments: argparse.Namespace) -> list[Run]:
         raise InputError("--jobs runs several seeds side by side; give them with --seeds, such as --seeds 0-2")
     if arguments.seeds is not None and arguments.seed is not None:
         raise InputError("--seed is for one run and --seeds for several; give one of them")
-    seeds = arguments.seeds or (None,)
-    runs = [_one_run(arguments, seed) for seed in seeds]
+    runs = [_one_run(arguments, seed) for seed in arguments.seeds or (None,)]
     if arguments.overwrite:
         _require_apart(runs)
     return runs
@@ -147,64 +132,54 @@ def _require_apart(runs: Sequence[Run]) -> None:
 
 
 def _one_run(arguments: argparse.Namespace, seed: int | None) -> Run:
-    from position_papers.training.configuration import SIZES, TrainingConfiguration, joined, read_toml, replaced
+    """A run, as its training.toml states it where one goes on there; `seed`: one of several, in a directory of its own."""
+    from position_papers.training.configuration import replaced
+    from position_papers.training.folder import TrainingFolder
+    from position_papers.training.trained import trained_configuration
+    from repo_interp.errors import InputError
+
+    own = {} if seed is None else {"seed": seed}
+    if arguments.out is None:
+        fresh = _fresh(arguments, own)
+        layout = fresh.scheme.replace("/", "-of-").replace(",", "-")
+        folder = TrainingFolder(Path("runs") / f"{fresh.task}-{layout}" / f"seed-{fresh.seed}")
+    else:
+        folder = TrainingFolder(Path(arguments.out) if seed is None else Path(arguments.out) / f"seed-{seed}")
+    stored = trained_configuration(folder.directory)  # refuses a training.toml of something else, which nothing replaces
+    if stored is None or not (arguments.resume and folder.is_begun):
+        fresh = _fresh(arguments, own)
+        if not (folder.is_begun and arguments.overwrite):
+            folder.require_free()
+        return fresh, folder
+    asked = _asked(arguments, vars(stored)) | own
+    wanted = replaced(stored, asked)
+    for name in asked:
+        if getattr(wanted, name) != (known := getattr(stored, name)):
+            begun = f"{folder.directory} was begun with another {name} ({known!r})"
+            raise InputError(f"{begun}; leave it out to go on, or give another --out")
+    return stored, folder
+
+
+def _fresh(arguments: argparse.Namespace, own: Mapping[str, Any]) -> TrainingConfiguration:
+    """The configuration that is asked for, with `own` fields, over the recipe of its task."""
+    from position_papers.training.configuration import SIZES, TrainingConfiguration, joined, replaced
     from position_papers.training.plan import recipe
     from repo_interp.errors import InputError
 
-    folder = None if arguments.out is None else _folder(Path(arguments.out), seed)
-    stored = read_toml(folder.configuration) if arguments.resume and folder is not None and folder.is_begun else None
-    asked = _asked(arguments, stored or {}) | ({} if seed is None else {"seed": seed})
-    if folder is not None and stored is not None:
-        configuration = replaced(TrainingConfiguration(task=str(stored.get("task"))), stored)
-        differing = [
-            name
-            for name, value in asked.items()
-            if getattr(replaced(configuration, {name: value}), name) != getattr(configuration, name)
-        ]
-        if differing:
-            raise InputError(
-                f"{folder.directory} was begun with another {differing[0]} ({getattr(configuration, differing[0])!r}); "
-                "leave it out to go on, or give another --out"
-            )
-        return configuration, folder
-    task = str(asked["task"])
-    sizes = [name for name in SIZES if getattr(arguments, name) is not None]
-    if asked.get("continue_from") and sizes:
-        flag = sizes[0].replace("_", "-")
-        raise InputError(
-            f"--{flag} is of a fresh model, and {asked['continue_from']} keeps its own size and weights; leave it out"
-        )
-    configuration = replaced(
-        TrainingConfiguration(task=task), joined(recipe(task, continued=bool(asked.get("continue_from"))), asked)
-    )
-    if folder is None:
-        layout = configuration.scheme.replace("/", "-of-").replace(",", "-")
-        folder = _folder(Path("runs") / f"{task}-{layout}", configuration.seed)
-        if arguments.resume and folder.is_begun:
-            again = vars(arguments) | {"out": str(folder.directory.parent if seed is not None else folder.directory)}
-            return _one_run(argparse.Namespace(**again), seed)
-    if not folder.is_begun or not (arguments.resume or arguments.overwrite):
-        folder.require_free()
-    return configuration, folder
+    asked = {**_asked(arguments, {}), **own}
+    task, continued = str(asked["task"]), asked.get("continue_from")
+    for name in SIZES:
+        if continued and getattr(arguments, name) is not None:
+            flag = name.replace("_", "-")
+            raise InputError(f"--{flag} is of a fresh model, and {continued} keeps its own size and weights; leave it out")
+    return replaced(TrainingConfiguration(task=task), joined(recipe(task, continued=bool(continued)), asked))
 
 
-def _folder(out: Path, seed: int | None) -> TrainingFolder:
-    """Where a run is. Raises InputError where a training.toml stands there that is of no run: nothing of its is replaced."""
-    from position_papers.training.folder import TrainingFolder
-    from position_papers.training.trained import trained_configuration
-
-    folder = TrainingFolder(out if seed is None else out / f"seed-{seed}")
-    trained_configuration(folder.directory)
-    return folder
-
-
-def _asked(arguments: argparse.Namespace, stored: dict[str, Any]) -> dict[str, Any]:
+def _asked(arguments: argparse.Namespace, stored: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a configuration from --config, and over them those of the command line; task and size else as they were `stored`.
 
     Raises InputError where no task is named, and for options that the task or the schemes lack.
     """
-    from dataclasses import fields
-
     from position_papers.training.configuration import TABLES, TrainingConfiguration, joined, read_toml
     from repo_interp.checkpoint_files.options import SchemeOptions, require_useful
     from repo_interp.errors import InputError
@@ -212,11 +187,9 @@ def _asked(arguments: argparse.Namespace, stored: dict[str, Any]) -> dict[str, A
     from repo_interp.tasks import make_task, task_names
 
     written = read_toml(Path(arguments.config)) if arguments.config is not None else {}
-    given = {
-        option.name: getattr(arguments, option.name) for option in fields(TrainingConfiguration) if option.name not in TABLES
-    }
-    given = {name: value for name, value in given.items() if value is not None}
-    named = {"task_size": "small"} | stored | written | given
+    names = [option.name for option in fields(TrainingConfiguration) if option.name not in TABLES]
+    given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+    named = {"task_size": "small", **stored, **written, **given}
     if not named.get("task"):
         raise InputError(f"no task was named; give one of {', '.join(task_names())}")
     of_scheme = [(name, text) for name, text in arguments.task_options if name.startswith("scheme.")]
@@ -235,20 +208,16 @@ def _asked(arguments: argparse.Namespace, stored: dict[str, Any]) -> dict[str, A
     return joined(written, given)
 
 
-def _train_here(
-    console: Console,
-    configuration: TrainingConfiguration,
-    folder: TrainingFolder,
-    arguments: argparse.Namespace,
-) -> bool:
+def _train_here(console: Console, runs: Sequence[Run], arguments: argparse.Namespace) -> bool:
     """One run in this process. Returns whether it came to its end."""
     from position_papers.training.loop import train
     from position_papers.training.preparation import prepare
     from position_papers.training.processes import stoppable
     from repo_interp.progress import steps
 
+    ((configuration, folder),) = runs
     prepared = prepare(configuration)
-    announce(console, prepared, [configuration.seed], jobs=1)
+    _announce(console, prepared, f"seed {configuration.seed}")
     log = []
     with folder.claimed(), stoppable() as stop, steps(console, EVERY) as step:
         _begin(configuration, folder, arguments)
@@ -258,13 +227,14 @@ def _train_here(
     return folder.is_finished
 
 
-def _train_several(console: Console, runs: list[Run], arguments: argparse.Namespace) -> bool:
+def _train_several(console: Console, runs: Sequence[Run], arguments: argparse.Namespace) -> bool:
     """Runs side by side. Returns whether all came to their end."""
     from position_papers.training.preparation import prepare
     from position_papers.training.processes import train_side_by_side
     from repo_interp.progress import steps
 
-    announce(console, prepare(runs[0][0]), [configuration.seed for configuration, _ in runs], arguments.jobs)
+    seeds = ", ".join(str(configuration.seed) for configuration, _ in runs)
+    _announce(console, prepare(runs[0][0]), f"seeds {seeds}, {arguments.jobs} at a time" if len(runs) > 1 else f"seed {seeds}")
     for configuration, folder in runs:
         with folder.claimed():
             _begin(configuration, folder, arguments)
@@ -289,41 +259,18 @@ def _begin(configuration: TrainingConfiguration, folder: TrainingFolder, argumen
         folder.begin(to_toml(configuration, made_with(configuration, shlex.join(["repo-interp", *sys.argv[1:]]))))
 
 
-def _out(arguments: argparse.Namespace, runs: list[Run]) -> Path:
-    directory = runs[0][1].directory
-    return directory if arguments.seeds is None else directory.parent
-
-
-def _seeds(arguments: argparse.Namespace) -> str:
-    if arguments.seeds is None:
-        return ""
-    return f" --seeds {','.join(map(str, arguments.seeds))} --jobs {arguments.jobs}"
-
-
-# ---- what is shown --------------------------------------------------------------------------------------------------
-
-
-def announce(console: Console, prepared: Prepared, seeds: Sequence[int], jobs: int) -> None:
-    """Say what will be trained with these seeds, `jobs` at a time."""
+def _announce(console: Console, prepared: Prepared, seeds: str) -> None:
+    """Print what will be trained, with which `seeds`."""
     from repo_interp.console import bold
     from repo_interp.models.reposition import added_parameters
 
-    configuration = prepared.configuration
-    several = f"seeds {', '.join(map(str, seeds))}, {jobs} at a time" if len(seeds) > 1 else f"seed {configuration.seed}"
-    console.print(
-        bold(
-            configuration.task,
-            f", scheme {configuration.scheme}"
-            + (f", continuing {configuration.continue_from}" if configuration.continue_from else "")
-            + f": {configuration.steps} steps of {configuration.batch * configuration.accumulation} sequences, {several}",
-        ),
-        highlight=False,
-    )
+    asked = prepared.configuration
+    continued = f", continuing {asked.continue_from}" if asked.continue_from else ""
+    sequences = f"{asked.steps} steps of {asked.batch * asked.accumulation} sequences"
+    console.print(bold(asked.task, f", scheme {asked.scheme}{continued}: {sequences}, {seeds}"), highlight=False)
     parameters = sum(parameter.numel() for parameter in prepared.model.parameters())
-    console.print(
-        f"{parameters:,} parameters, {added_parameters(prepared.model):,} of them for positions; on {configuration.device}",
-        highlight=False,
-    )
+    added = f"{added_parameters(prepared.model):,} of them for positions"
+    console.print(f"{parameters:,} parameters, {added}; on {asked.device}", highlight=False)
 
 
 def show(step: Step, total: int, logs: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
@@ -351,11 +298,9 @@ def print_scores(console: Console, folders: Sequence[TrainingFolder]) -> None:
         names = [name for name, _ in group]
         table.add_row(names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}", *cells)
     console.print(table)
+    left = "  the checkpoint, with training.toml, log.jsonl and scores.json"
     for folder in folders:
-        console.print(
-            bold(folder.directory, "  the checkpoint, with training.toml, log.jsonl and scores.json"),
-            highlight=False,
-        )
+        console.print(bold(folder.directory, left), highlight=False)
 
 
 def _shown(score: float | None) -> str:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from repo_interp.cli.options import count
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from position_papers.training.plan import PlannedRun
     from repo_interp.console import Console
 
@@ -18,20 +20,12 @@ SUMMARY = "List the checkpoints that come with the packages, show the progress o
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument(
-        "action",
-        nargs="?",
-        choices=("list", "plan", "train"),
-        default="list",
-        help="list the checkpoints, show the progress of training, or train (default: list)",
-    )
+    actions = "list the checkpoints, show the progress of training, or train (default: list)"
+    parser.add_argument("action", nargs="?", choices=("list", "plan", "train"), default="list", help=actions)
     parser.add_argument("names", nargs="*", metavar="NAME", help="a task or TASK/NAME; may be repeated (default: all that ship)")
     parser.add_argument("--jobs", type=count, default=1, metavar="N", help="train: runs at a time (default: 1)")
-    parser.add_argument(
-        "--into",
-        metavar="DIR",
-        help="train: copy finished checkpoints that ship to DIR (default: they stay in runs/zoo)",
-    )
+    into = "train: copy finished checkpoints that ship to DIR (default: they stay in runs/zoo)"
+    parser.add_argument("--into", metavar="DIR", help=into)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -45,19 +39,25 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _table(left: tuple[str, ...], right: tuple[str, ...]) -> Table:
+    """An empty table without lines, with columns of words on the `left` and of numbers on the `right`, but for those of test sets."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 1, 0, 0), show_edge=False)
+    for column in (*left, *right):
+        table.add_column(column, justify="left" if column in (*left, "of") else "right", no_wrap=True)
+    return table
+
+
 def _plan(console: Console, names: list[str]) -> None:
     """Print how far each checkpoint of the plan is, what it took, and what is left at the pace of its own steps so far."""
     from itertools import groupby
-
-    from rich.table import Table
 
     from position_papers.training.folder import TrainingFolder
     from position_papers.training.plan import AHEAD, PLAN, chosen, planned_runs
     from repo_interp.values import duration
 
-    table = Table(box=None, padding=(0, 1, 0, 0), show_edge=False)
-    for column in ("name", "runs", "steps", "took", "left"):
-        table.add_column(column, justify="left" if column == "name" else "right", no_wrap=True)
+    table = _table(("name",), ("runs", "steps", "took", "left"))
     runs = planned_runs(chosen((*PLAN, *AHEAD), names))
     for name, group in groupby(runs, key=lambda run: run.planned.name):
         folders = [(run.configuration.steps, TrainingFolder(run.directory)) for run in group]
@@ -65,51 +65,33 @@ def _plan(console: Console, names: list[str]) -> None:
         done, seconds = sum(record["step"] for record in last), sum(record["seconds"] for record in last)
         steps = sum(count for count, _ in folders)
         finished = sum(folder.is_finished for _, folder in folders)
-        left = duration(seconds / done * (steps - done)) if done else "?"
-        table.add_row(
-            name,
-            f"{finished}/{len(folders)}",
-            f"{done:,}/{steps:,}",
-            duration(seconds) if done else "-",
-            "-" if done == steps else left,
-        )
+        took, left = (duration(seconds), duration(seconds / done * (steps - done))) if done else ("-", "?")
+        table.add_row(name, f"{finished}/{len(folders)}", f"{done:,}/{steps:,}", took, "-" if done == steps else left)
     console.print(table)
     console.print("?: not begun; repo-interp zoo train estimates what is left from its first steps.", highlight=False)
 
 
 def _list(console: Console, names: list[str]) -> None:
-    from rich.table import Table
-
     from position_papers.zoo import zoo_entry
     from repo_interp.errors import InputError
     from repo_interp.shipped import shipped_names
 
-    shown = [
-        name for name in shipped_names() if not names or any(f"{name}/".startswith(f"{wanted.rstrip('/')}/") for wanted in names)
-    ]
+    wanted = tuple(f"{name.rstrip('/')}/" for name in names) or ("",)
+    shown = [name for name in shipped_names() if f"{name}/".startswith(wanted)]
     if not shown:
         raise InputError(f"no checkpoint {' or '.join(names)} is installed; these are: {', '.join(shipped_names())}")
-    table = Table(box=None, padding=(0, 1, 0, 0), show_edge=False)
-    for column in ("name", "layout"):
-        table.add_column(column, no_wrap=True)
-    for column in ("steps", "seeds", "score", "of", "score", "of"):
-        table.add_column(column, justify="left" if column == "of" else "right", no_wrap=True)
+    table = _table(("name", "layout"), ("steps", "seeds", "score", "of", "score", "of"))
     entries = [(name, zoo_entry(name)) for name in shown]
     for name, entry in entries:
         sets = [(test_set, value) for test_set, value in entry.scores["test_sets"].items() if value is not None]
-        table.add_row(
-            name,
-            entry.configuration.scheme,
-            ("+" if entry.configuration.continue_from else "") + str(entry.configuration.steps),
-            str(1 + len(entry.seeds)),
-            *(cell for test_set, value in (sets[0], sets[-1]) for cell in (f"{value:.3f}", _short(test_set))),
-        )
+        scores = [cell for test_set, value in (sets[0], sets[-1]) for cell in (f"{value:.3f}", _short(test_set))]
+        steps = ("+" if entry.configuration.continue_from else "") + str(entry.configuration.steps)
+        table.add_row(name, entry.configuration.scheme, steps, str(1 + len(entry.seeds)), *scores)
     console.print(table)
-    console.print(
-        f"{sum(entry.bytes for _, entry in entries) / 1e6:.0f} MB in all. Scores of the first and last test set, in the task's metric. "
-        "+: steps from another checkpoint. Look into one: repo-interp analyze NAME; in Python: ri.zoo(NAME).",
-        highlight=False,
-    )
+    size = f"{sum(entry.bytes for _, entry in entries) / 1e6:.0f} MB in all"
+    how = "Look into one: repo-interp analyze NAME; in Python: ri.zoo(NAME)."
+    scored = "Scores of the first and last test set, in the task's metric. +: steps from another checkpoint."
+    console.print(f"{size}. {scored} {how}", highlight=False)
 
 
 def _short(test_set: str) -> str:

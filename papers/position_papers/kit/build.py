@@ -8,22 +8,29 @@ Knows nothing about any paper, nor about terminals.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from position_papers import paper
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import Verdict
-from position_papers.kit.experiment import Experiment, Paper, run
+from position_papers.kit.experiment import Experiment, Paper, reasons_against, run
 from position_papers.kit.paper_directory import FORMATS, is_made_from, write_paper
 from position_papers.kit.subjects import Given, Subject
 from position_papers.tasks.corpus import INSTALLED
 from position_papers.tasks.installed import text_record
+from position_papers.training.processes import end_when_asked, side_by_side, threads
 from repo_interp import processes
+from repo_interp.analysis.room import memory
 from repo_interp.errors import InputError
 from repo_interp.run import versions
 from repo_interp.values import value_of
+
+LIBRARIES, COPIES = 2 * 2**30, 6
+"""Memory of a process that measures: bytes beside the model, and how many times what the stored weights take."""
 
 
 @dataclass(frozen=True)
@@ -63,32 +70,83 @@ class Build:
         """Measure, judge, draw, write; what is measured is kept in `directory`. Returns the verdicts and the files."""
         cache, subjects = Cache(directory), self.given.subjects()
         experiments = self.paper.experiments
-        results = [result for each in experiments for result in run(each, subjects, self.options, cache, progress)]
+        with threads(1):  # as in `measure_together`, so that any number of processes gives the same
+            results = [result for each in experiments for result in run(each, subjects, self.options, cache, progress)]
         paths, command, provenance = self.given.paths, self.command, self.provenance
         files = write_paper(self.directory, self.paper, results, paths, command, provenance, self.formats)
         return [verdict for result in results for verdict in result.verdicts], files
 
 
-def measure_together(builds: Sequence[Build], directory: Path, progress: Callable[[int, int], None]) -> None:
-    """Measure for all `builds`, every experiment on every group of checkpoints in one of several processes; one process does nothing here.
+@dataclass(frozen=True)
+class Part:
+    """What one process measures at a time: an experiment on one group of checkpoints."""
 
-    What is measured is kept in `directory`, where `Build.make` finds it. `progress` is called with parts measured and in all.
+    paper: str
+    experiment: str
+    group: Sequence[Subject]
+    options: Any
+    directory: Path
+    """Where what is measured is kept."""
+
+    @property
+    def name(self) -> str:
+        """What is measured: "hope: vaf: language/hope"."""
+        return f"{self.paper}: {self.experiment}: {', '.join(subject.name for subject in self.group)}".removesuffix(": ")
+
+    def measure(self, experiment: Experiment) -> None:
+        """Measure what is not kept yet."""
+        cache = Cache(self.directory)
+        if experiment.measure(self.group, self.options, cache) is not None:
+            reasons_against(experiment, self.group, self.options, cache)
+
+
+def measure_together(builds: Sequence[Build], directory: Path, jobs: int, progress: Callable[[int, int, str], None]) -> None:
+    """Measure for all `builds` in `jobs` processes, or in those that were launched together: a free one takes the next experiment on the
+    next group of checkpoints, the largest groups first. One process does nothing here.
+
+    What is measured is kept in `directory`, where `Build.make` finds it. `progress` is called with parts measured, parts in all, and the
+    name of one that is next. Raises KeyboardInterrupt where it is interrupted.
     """
-    if processes.count() == 1:
-        return
+    experiments = {(build.name, experiment.name): experiment for build in builds for experiment in build.paper.experiments}
     parts = [
-        (experiment, group, build.options)
+        Part(build.name, experiment.name, group, build.options, directory)
         for build in builds
         for subjects in [build.given.subjects()]
         for experiment in build.paper.experiments
         for group in experiment.needs.groups(subjects)
     ]
+    parts.sort(key=lambda part: len(part.group), reverse=True)
 
-    def measure(part: tuple[Experiment, Sequence[Subject], Any]) -> None:
-        experiment, group, options = part
-        experiment.measure(group, options, Cache(directory))
+    def told(done: int, total: int = len(parts)) -> None:
+        progress(done, total, parts[min(done, total - 1)].name)
 
-    processes.spread(parts, measure, progress)
+    def measure(part: Part) -> None:
+        part.measure(experiments[part.paper, part.experiment])
+
+    if processes.count() > 1:
+        processes.spread(parts, measure, told)
+    elif min(jobs, len(parts)) > 1:
+        told(0)
+        side_by_side(parts, _measure_beside, jobs, told)
+
+
+def _measure_beside(part: Part) -> None:
+    """Measure in a process of its own, which finds the experiment by its name."""
+    end_when_asked()
+    with threads(1):
+        part.measure(next(each for each in paper(part.paper).experiments if each.name == part.experiment))
+
+
+def fitting_jobs(builds: Sequence[Build]) -> int:
+    """How many processes measure unless the user says it: one per core, as far as each has memory for the largest of the checkpoints; one
+    where an accelerator computes.
+    """
+    if any(build.options.device != "cpu" for build in builds):
+        return 1
+    paths = [path for build in builds for path in build.given.paths.values()]
+    largest = max((file.stat().st_size for path in paths for file in Path(path).glob("*.safetensors")), default=0)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, int(min(cores, memory() / (LIBRARIES + COPIES * largest))))
 
 
 def stated_options(

@@ -159,8 +159,7 @@ class Verdict:
         """The same, not measurable for these reasons; what is so already stays as it is, and so does everything without reasons."""
         if self.outcome == UNMEASURABLE or not any(why):
             return self
-        bare = Estimate(None, self.estimate.measured, control=self.estimate.control)
-        return Verdict(self.claim, self.checkpoint, UNMEASURABLE, bare, reasons=_reasons(Kind.WHY, why))
+        return unmeasured(self.claim, self.checkpoint, why, self.estimate.measured, self.estimate.control)
 
 
 def verdict(
@@ -180,24 +179,25 @@ def verdict(
     """The verdict of the claim's rule on `values`, with the number that is shown, `ours`. Not measurable for the reasons of `unmeasurable`,
     where there are some, and where the number is NaN. Raises KeyError where a quantity of the rule is missing.
     """
+    nothing = unmeasured(claim, checkpoint, unmeasurable, measured, control)
+    if nothing.reasons:
+        return nothing
     estimate = Estimate(float(ours), measured, n, seeds, control, values)
     interval = None if spread is None else Interval(float(spread), spread_over)
-    if why := _reasons(Kind.WHY, unmeasurable):
-        return Verdict(claim, checkpoint, UNMEASURABLE, Estimate(None, measured, control=control), reasons=why)
     return _judged(Verdict(claim, checkpoint, FAILS, estimate, interval, _reasons(Kind.NOTE, note)))
 
 
-def unmeasured(claim: Claim, checkpoint: str, why: str | Iterable[str], measured: str = "") -> Verdict:
+def unmeasured(claim: Claim, checkpoint: str, why: str | Iterable[str], measured: str = "", control: str = "") -> Verdict:
     """The verdict that a claim cannot be measured, and why."""
-    return Verdict(claim, checkpoint, UNMEASURABLE, Estimate(None, measured), reasons=_reasons(Kind.WHY, why))
+    return Verdict(claim, checkpoint, UNMEASURABLE, Estimate(None, measured, control=control), reasons=_reasons(Kind.WHY, why))
 
 
 def _judged(given: Verdict) -> Verdict:
     """`given` with the outcome that its claim's rule gives."""
     rule, values, number = given.claim.rule, given.estimate.values, given.estimate.value
     if number is None or np.isnan(number):
-        bare = Estimate(None, given.estimate.measured, control=given.estimate.control)
-        return Verdict(given.claim, given.checkpoint, UNMEASURABLE, bare, reasons=(Reason(Kind.UNDEFINED), *given.reasons))
+        bare = unmeasured(given.claim, given.checkpoint, "", given.estimate.measured, given.estimate.control)
+        return replace(bare, reasons=(Reason(Kind.UNDEFINED), *given.reasons))
     if rule.holds(values):
         return replace(given, outcome=HOLDS)
     return replace(given, outcome=UNDECIDED, reasons=(_open(rule, values), *given.reasons)) if may_hold(rule, values) else given

@@ -164,42 +164,44 @@ def judge(experiment: Experiment, data: Any, reasons: Mapping[str, Sequence[str]
     return [verdict.without_a_number(*reasons.get(verdict.checkpoint, ())) for verdict in experiment.judge(data)]
 
 
-def each(fits: Callable[[Subject], bool]) -> Callable[[Sequence[Subject]], Sequence[Sequence[Subject]]]:
+Groups = Callable[[Sequence[Subject]], Sequence[Sequence[Subject]]]
+"""Which checkpoints are measured together, out of all that are given."""
+
+
+def each(fits: Callable[[Subject], bool]) -> Groups:
     """Groups of one checkpoint each: those that fit."""
     return lambda subjects: [[subject] for subject in subjects if fits(subject)]
 
 
-def together(fits: Callable[[Subject], bool]) -> Callable[[Sequence[Subject]], Sequence[Sequence[Subject]]]:
+def together(fits: Callable[[Subject], bool]) -> Groups:
     """One group of all checkpoints that fit; none where none does."""
-    return lambda subjects: [chosen] if (chosen := [subject for subject in subjects if fits(subject)]) else []
+    return _alike(fits, lambda subject: None)
 
 
-def trained_alike(
-    fits: Callable[[Subject], bool], besides: Sequence[str] = ()
-) -> Callable[[Sequence[Subject]], Sequence[Sequence[Subject]]]:
+def trained_alike(fits: Callable[[Subject], bool], besides: Sequence[str] = ()) -> Groups:
     """Groups of those that fit and were trained on a task with the same options, `besides` those of that name."""
 
-    def groups(subjects: Sequence[Subject]) -> Sequence[Sequence[Subject]]:
-        by_options: dict[Any, list[Subject]] = {}
-        for subject in filter(fits, subjects):
-            assert subject.configuration is not None, subject.path
-            options = [option for option in sorted(subject.configuration.task_options.items()) if option[0] not in besides]
-            by_options.setdefault((subject.configuration.task_size, *options), []).append(subject)
-        return list(by_options.values())
+    def trained_on(subject: Subject) -> Any:
+        assert subject.configuration is not None, subject.path
+        options = subject.configuration.task_options.items()
+        return subject.configuration.task_size, *sorted(option for option in options if option[0] not in besides)
 
-    return groups
+    return _alike(fits, trained_on)
 
 
-def asked_the_same(fits: Callable[[Subject], bool]) -> Callable[[Sequence[Subject]], Sequence[Sequence[Subject]]]:
+def asked_the_same(fits: Callable[[Subject], bool]) -> Groups:
     """Groups of those that fit and can be given the same prompts: one per task (tokenizer, where there is none) and training length."""
+    return _alike(fits, lambda subject: (subject.task or subject.tokenizer_digest, subject.training_length))
+
+
+def _alike(fits: Callable[[Subject], bool], by: Callable[[Subject], Any]) -> Groups:
+    """Groups of those that fit, by what `by` gives of each."""
 
     def groups(subjects: Sequence[Subject]) -> Sequence[Sequence[Subject]]:
-        by_prompts: dict[Any, list[Subject]] = {}
-        for subject in subjects:
-            if fits(subject):
-                task = subject.task if subject.task is not None else subject.tokenizer_digest
-                by_prompts.setdefault((task, subject.training_length), []).append(subject)
-        return list(by_prompts.values())
+        found: dict[Any, list[Subject]] = {}
+        for subject in filter(fits, subjects):
+            found.setdefault(by(subject), []).append(subject)
+        return list(found.values())
 
     return groups
 

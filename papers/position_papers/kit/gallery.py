@@ -18,7 +18,7 @@ from typing import Any
 
 from position_papers.kit.claims import FAILS, HOLDS, UNDECIDED, UNMEASURABLE, Claim, Kind, Reason, Verdict
 from position_papers.kit.experiment import Paper
-from position_papers.kit.outcomes import Row, primary_rows, read_table, records, standing
+from position_papers.kit.outcomes import Deciding, Row, primary_rows, read_table, records, standing
 from position_papers.kit.pages import rendered
 from position_papers.kit.paper_directory import PAGE, VERDICTS, read_page
 from repo_interp.errors import InputError
@@ -68,33 +68,23 @@ def headlines(directory: Path, papers: Sequence[Paper]) -> list[Page]:
     """
     found = []
     for paper in papers:
-        zoo = partial(primary_rows, _verdicts(directory / paper.name), paper)
-        tables = {
-            title: [
-                {**row, "asked": file.parts[-3]}
-                for file in sorted(directory.glob(f"{name}/*/{paper.name}/{VERDICTS}"))
-                for row in _verdicts(file.parent)
-            ]
-            for title, name in REAL.items()
-        }
-        deciding = {"toy": zoo} | {title: partial(_of_subject, table, REAL[title]) for title, table in tables.items()}
-        for claim in paper.claims:
-            if not claim.part:
-                columns = {title: {"verdict": standing(of, paper, claim), "rows": of(claim)} for title, of in deciding.items()}
-                judged = [columns[title]["verdict"] for title in REAL]
-                judged = [each for each in judged if each is not None and each.outcome != UNMEASURABLE]
-                stands = _together(judged) if judged else columns["toy"]["verdict"]
-                rows = [row for title in (*REAL, "toy") for row in columns[title]["rows"]]
-                measured = [row["measured"] for row in sorted(rows, key=lambda row: not row["ours"]) if row["measured"]]
-                row = {
-                    "claim": claim,
-                    "paper": paper,
-                    "columns": columns,
-                    "verdict": stands,
-                    "difference": _difference(stands, rows),
-                }
-                found.append({**row, "measured": measured[0] if measured else ""})
+        deciding = {"toy": partial(primary_rows, _verdicts(directory / paper.name), paper)}
+        for title, name in REAL.items():
+            files = sorted(directory.glob(f"{name}/*/{paper.name}/{VERDICTS}"))
+            table = [{**row, "asked": file.parts[-3]} for file in files for row in _verdicts(file.parent)]
+            deciding[title] = partial(_of_subject, table, name)
+        found += [_headline(deciding, paper, claim) for claim in paper.claims if not claim.part]
     return found
+
+
+def _headline(deciding: Mapping[str, Deciding], paper: Paper, claim: Claim) -> Page:
+    columns = {title: {"verdict": standing(of, paper, claim), "rows": of(claim)} for title, of in deciding.items()}
+    judged = [own for title in REAL if (own := columns[title]["verdict"]) is not None and own.outcome != UNMEASURABLE]
+    stands = _together(judged) if judged else columns["toy"]["verdict"]
+    rows = [row for title in (*REAL, "toy") for row in columns[title]["rows"]]
+    measured = [row["measured"] for row in sorted(rows, key=lambda row: not row["ours"]) if row["measured"]]
+    shown = {"verdict": stands, "difference": _difference(stands, rows), "measured": next(iter(measured), "")}
+    return {"claim": claim, "paper": paper, "columns": columns, **shown}
 
 
 def _difference(verdict: Verdict | None, rows: Sequence[Row]) -> str:
@@ -112,12 +102,8 @@ def _together(verdicts: Sequence[Verdict]) -> Verdict:
     if all(each.outcome == first.outcome for each in verdicts):
         return first
     held = sum(each.outcome == HOLDS for each in verdicts)
-    failed = any(each.outcome == FAILS for each in verdicts)
-    return replace(
-        first,
-        outcome=FAILS if failed else UNDECIDED,
-        reasons=(Reason(Kind.PART, count=held, of=len(verdicts)),) if held else first.reasons,
-    )
+    outcome = FAILS if any(each.outcome == FAILS for each in verdicts) else UNDECIDED
+    return replace(first, outcome=outcome, reasons=(Reason(Kind.PART, count=held, of=len(verdicts)),) if held else first.reasons)
 
 
 def _page(directory: Path, paper: Paper) -> Page:

@@ -24,7 +24,7 @@ import xarray as xr
 from position_papers.kit.experiment import Paper, Result
 from position_papers.kit.outcomes import records, verdict_table
 from position_papers.kit.pages import rendered
-from position_papers.kit.recorded_scores import LOSSES, training_rows
+from position_papers.kit.recorded_scores import training_rows
 from position_papers.kit.scale import scale_beside
 from position_papers.kit.subjects import stem
 from repo_interp.errors import InputError
@@ -98,19 +98,10 @@ def write_paper(
         verdicts = verdict_table((own for _, own in told), scales, command)
         verdicts.to_csv(unfinished / VERDICTS, index=False, lineterminator="\n")
         write_numbers(pd.concat(tables), unfinished / NUMBERS)
-        page = rendered(
-            "paper.md",
-            paper=paper,
-            command=command,
-            rows=records(verdicts),
-            losses=LOSSES,
-            trained=training_rows(paths),
-            figures=figures,
-            provenance=provenance,
-        )
-        facts = {"provenance": dict(provenance), "figures": figures}
-        texts = {PAGE: json.dumps(facts, indent=1, ensure_ascii=False) + "\n", "README.md": page}
-        for name, text in texts.items():
+        parts = {"rows": records(verdicts), "trained": training_rows(paths), "figures": figures}
+        page = rendered("paper.md", paper=paper, command=command, provenance=provenance, **parts)
+        facts = json.dumps({"provenance": dict(provenance), "figures": figures}, indent=1, ensure_ascii=False) + "\n"
+        for name, text in ((PAGE, facts), ("README.md", page)):
             (unfinished / name).write_text(text, encoding="utf-8", newline="\n")
     return sorted(directory.iterdir())
 

@@ -29,12 +29,8 @@ def perplexity_table(scored: Sequence[Scored], method: str = PLAIN) -> xr.Datase
     """Perplexity [checkpoint, test_set, seed] by length in tokens, ascending, as `plots.marks.perplexity` draws it."""
     table = score_table(scored, method=method).assign_coords(layout=("checkpoint", [in_layers(each) for each in scored]))
     values = xr.apply_ufunc(np.exp, table["score"])
-    table = table.assign(
-        score=values.assign_attrs(long_name="perplexity", units="1"),
-        standard_error=(values.mean("seed") * table["standard_error"]).assign_attrs(
-            long_name="standard error of the perplexity over windows", units="1"
-        ),
-    )
+    error = described(values.mean("seed") * table["standard_error"], "standard error of the perplexity over windows", "1")
+    table = table.assign(score=described(values, "perplexity", "1"), standard_error=error)
     return table.assign_coords(test_set=table["test_set"].astype(int)).sortby("test_set")
 
 
@@ -75,14 +71,10 @@ def errors_caption(table: xr.Dataset) -> str:
     """What a caption says of the training seeds and windows behind a table of perplexities."""
     errors = (table["standard_error"] / table["score"].mean("seed")).values
     known = errors[np.isfinite(errors)]
-    windows = (
-        f" Standard error over windows: up to {100 * known.max():.2g} %; all have the same, and are compared on each."
-        if known.size
-        else ""
-    )
     count = table.sizes["seed"]
     seeds = "One training seed." if count == 1 else f"Mean over up to {count} training seeds; small dots: each."
-    return seeds + windows
+    windows = f" Standard error over windows: up to {100 * known.max():.2g} %" if known.size else ""
+    return seeds + (f"{windows}; all have the same, and are compared on each." if windows else "")
 
 
 def shortest_and_longest(scored: Scored) -> tuple[str, str]:

@@ -6,45 +6,23 @@ Knows nothing about claims, models or figures.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from position_papers.training.configuration import TrainingConfiguration
-from position_papers.training.trained import Recorded, recorded_scores, trained_configuration
+from position_papers.training.trained import recorded_scores, trained_configuration
 
 BUDGET = (
-    "task",
-    "task_size",
-    "task_options",
-    "continue_from",
-    "layers",
-    "width",
-    "heads",
-    "steps",
-    "batch",
-    "accumulation",
-    "learning_rate",
-    "warm_up",
-    "curriculum",
+    *("task", "task_size", "task_options", "continue_from", "layers", "width", "heads"),
+    *("steps", "batch", "accumulation", "learning_rate", "warm_up", "curriculum"),
 )
 """What has to be equal for schemes to be compared; of `continue_from`, whether there is one."""
 
 
-LOSSES = {
-    "checkpoint": "checkpoint",
-    "task": "task",
-    "scheme": "scheme",
-    "steps": "steps x batch",
-    "seeds": "seeds",
-    "loss": "final loss",
-}
-"""Columns of `training_rows`, and what stands above them."""
-
-
 def training_rows(paths: Mapping[str, str]) -> list[dict[str, str]]:
     """How each of the checkpoints at `paths`, by name, was trained, and the loss that it ended with: mean and standard deviation over its
-    seeds, in nats per target. Those that say nothing of their training are left out.
+    seeds, in nats per target; by heading. Those that say nothing of their training are left out.
     """
     rows = []
     for name, path in paths.items():
@@ -53,22 +31,12 @@ def training_rows(paths: Mapping[str, str]) -> list[dict[str, str]]:
         if runs:
             losses, configuration = [run.loss for run in runs], runs[0].configuration
             spread = f" ± {np.std(losses, ddof=1):.2g}" if len(losses) > 1 else ""
-            rows.append(
-                {
-                    "checkpoint": name,
-                    "task": configuration.task,
-                    "scheme": configuration.scheme + (", continued" if configuration.continue_from else ""),
-                    "steps": f"{configuration.steps:,} x {configuration.batch * configuration.accumulation}",
-                    "seeds": ", ".join(str(run.seed) for run in runs),
-                    "loss": f"{np.mean(losses):.3g}{spread}",
-                }
-            )
+            row = {"checkpoint": name, "task": configuration.task}
+            row["scheme"] = configuration.scheme + (", continued" if configuration.continue_from else "")
+            row["steps x batch"] = f"{configuration.steps:,} x {configuration.batch * configuration.accumulation}"
+            row["seeds"] = ", ".join(str(run.seed) for run in runs)
+            rows.append({**row, "final loss": f"{np.mean(losses):.3g}{spread}"})
     return rows
-
-
-def by_seed(runs: Sequence[Recorded], test_sets: Iterable[str]) -> np.ndarray:
-    """Mean scores [seed, test_set] of `runs`; NaN where a run lacks that test set."""
-    return np.array([[run.means.get(name, np.nan) for name in test_sets] for run in runs], dtype=float).reshape(len(runs), -1)
 
 
 def unequal_budgets(configurations: Mapping[str, TrainingConfiguration | None]) -> str:

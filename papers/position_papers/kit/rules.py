@@ -132,9 +132,11 @@ class Above:
 
     def holds(self, values: Values) -> bool:
         """Whether every required rival has a difference, and every difference is large enough."""
-        differences: Mapping[str, Difference] = values[self.quantity]
-        complete = set(self.rivals if self.required is None else self.required) <= set(differences)
-        return complete and all(each.exceeds(self.more, self.errors) for each in differences.values())
+        return self.is_complete(values) and all(each.exceeds(self.more, self.errors) for each in values[self.quantity].values())
+
+    def is_complete(self, values: Values) -> bool:
+        """Whether every required rival has a difference."""
+        return set(self.rivals if self.required is None else self.required) <= set(values[self.quantity])
 
 
 @dataclass(frozen=True)
@@ -283,10 +285,8 @@ def chance(rule: Rule, values: Values) -> float | None:
 def may_hold(rule: Rule, values: Values) -> bool:
     """Whether the errors leave it open that `rule` holds: every difference reaches what is asked of it at its upper limit."""
     match rule:
-        case Significant():
-            return all(each.difference.limits(each.errors)[1] > each.bound for each in tests(rule, values))
-        case Above(quantity):
-            complete = set(rule.rivals if rule.required is None else rule.required) <= set(values[quantity])
+        case Significant() | Above():
+            complete = isinstance(rule, Significant) or rule.is_complete(values)
             return complete and all(each.difference.limits(each.errors)[1] > each.bound for each in tests(rule, values))
         case All():
             return all(may_hold(each, values) for each in rule.rules)

@@ -24,14 +24,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from position_papers.kit.differences import (
-    Difference,
-    paired_difference,
-    paired_seeds,
-    seed_difference,
-    share_difference,
-    wilson,
-)
+from position_papers.kit.differences import Difference, paired_difference, paired_seeds, seed_difference, share_difference, wilson
 
 MATERIAL = 0.005
 """Nats per token: half a per cent of perplexity. CoPE's is 1.5 % below that of relative positions in its paper."""
@@ -139,12 +132,11 @@ def in_words(differences: Mapping[str, Difference], word: str, unit: str, scale:
     """Margins with their errors: "3.1 points below rope (standard error 0.4 over 3 paired seeds)"; the opposite of `word` where one is
     negative.
     """
+
+    def error(of: Difference) -> str:
+        return f"standard error {scale * of.standard_error:.2g} over {of.over}" if of.standard_error < np.inf else of.over
+
     return "; ".join(
-        f"{scale * abs(each.margin):.3g}{unit} {word if each.margin >= 0 else OPPOSITE[word]} {name} "
-        + (
-            f"(standard error {scale * each.standard_error:.2g} over {each.over})"
-            if each.standard_error < np.inf
-            else f"({each.over})"
-        )
+        f"{scale * abs(each.margin):.3g}{unit} {word if each.margin >= 0 else OPPOSITE[word]} {name} ({error(each)})"
         for name, each in differences.items()
     )

@@ -97,9 +97,8 @@ class Subject:
         """The tokenizer beside the weights. Raises InputError where there is none."""
         tokenizer = load_tokenizer(identify(self.path))
         if tokenizer is None:
-            raise InputError(
-                f"{self.name}: {self.path} has no tokenizer, so there are no prompts for it; put its tokenizer there"
-            )
+            why = "has no tokenizer, so there are no prompts for it; put its tokenizer there"
+            raise InputError(f"{self.name}: {self.path} {why}")
         return tokenizer
 
     @property
@@ -141,14 +140,8 @@ class Subject:
 
     def _decisive(self, options: Any) -> dict[str, str | int | float]:
         task = "" if self.task is None else json.dumps([self.task.name, self.task.options()], sort_keys=True)
-        fixed = {
-            "checkpoint": self.digest,
-            "task": task,
-            "texts": texts_of(self.task),
-            "seed": options.seed,
-            "device": options.device,
-        }
-        return {**fixed, "batch_size": options.batch_size}
+        fixed = {"checkpoint": self.digest, "task": task, "texts": texts_of(self.task)}
+        return {**fixed, "seed": options.seed, "device": options.device, "batch_size": options.batch_size}
 
 
 @dataclass(frozen=True)
@@ -228,11 +221,10 @@ def digest(path: str | os.PathLike[str]) -> str:
         parts["runs"] = hashlib.sha256(json.dumps(runs).encode()).hexdigest()
     names = [*RECORDS, *(f"seed-*/{name}" for name in (*RECORDS, "model.safetensors"))]
     records = recorded_at(directory)
-    parts |= {file.relative_to(records).as_posix(): file_digest(file) for name in names for file in sorted(records.glob(name))}
+    parts |= {file.relative_to(records).as_posix(): _file_digest(file) for name in names for file in sorted(records.glob(name))}
     if not parts:
-        raise InputError(
-            f"there is no checkpoint at {directory}; wanted a directory with config.json and weights, or with scores.json"
-        )
+        wanted = "wanted a directory with config.json and weights, or with scores.json"
+        raise InputError(f"there is no checkpoint at {directory}; {wanted}")
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -243,14 +235,9 @@ def texts_of(task: Task | None) -> str:
     return hashlib.sha256(task.data.held_out.tobytes()).hexdigest()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def file_digest(file: str | os.PathLike[str]) -> str:
-    """SHA-256 over a file, or over all files below a directory with their names."""
-    path = Path(file)
-    if path.is_file():
-        with path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-    below = [part for part in sorted(path.rglob("*")) if part.is_file()]
-    return hashlib.sha256(json.dumps([(str(part.relative_to(path)), file_digest(part)) for part in below]).encode()).hexdigest()
+def _file_digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _place(zoo: Path, name: str) -> Path | None:

@@ -68,9 +68,8 @@ class TrainingFolder:
         if self.is_finished:
             raise InputError(f"{self.directory} has a finished training run; give another --out, or --overwrite to train it anew")
         if self.is_begun:
-            raise InputError(
-                f"{self.directory} has an interrupted training run; go on with it by --resume, or give --overwrite to begin anew"
-            )
+            how = "go on with it by --resume, or give --overwrite to begin anew"
+            raise InputError(f"{self.directory} has an interrupted training run; {how}")
         self._require_own()
 
     def clear(self) -> None:
@@ -206,9 +205,8 @@ def load_state(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer, s
             torch.cuda.set_rng_state_all(state["random_cuda"])
         return moment
     except Exception as error:  # of a changed file torch raises whatever it stumbles over
-        raise InputError(
-            f"{file} does not hold the state of this run ({one_line(error, 120)}); begin anew with --overwrite"
-        ) from None
+        why = one_line(error, 120)
+        raise InputError(f"{file} does not hold the state of this run ({why}); begin anew with --overwrite") from None
 
 
 def _chosen(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

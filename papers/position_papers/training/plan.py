@@ -94,9 +94,8 @@ def chosen(plan: Iterable[Planned], names: Iterable[str]) -> tuple[Planned, ...]
     for name in wanted:
         if not any(_matches(planned.name, name) for planned in plan):
             tasks = ", ".join(dict.fromkeys(planned.task for planned in plan))
-            raise InputError(
-                f"the zoo has no {name!r}; give a task, one of {tasks}, or a TASK/NAME that `repo-interp zoo plan` lists"
-            )
+            known = f"give a task, one of {tasks}, or a TASK/NAME that `repo-interp zoo plan` lists"
+            raise InputError(f"the zoo has no {name!r}; {known}")
     matching = [planned for planned in plan if not wanted or any(_matches(planned.name, name) for name in wanted)]
     needed = {planned.continue_from for planned in matching} | {planned.name for planned in matching}
     return tuple(planned for planned in plan if planned.name in needed)

@@ -19,6 +19,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from position_papers.training.configuration import TrainingConfiguration
+from position_papers.training.processes import threads
 from position_papers.training.step import make_optimizer
 from position_papers.training.trained import configured_task
 from repo_interp.analysis.trained_task import in_tokens_of
@@ -71,9 +72,8 @@ def prepare(configuration: TrainingConfiguration) -> Prepared:
         attach(model, configuration.adapter, configuration.adapter_from)
         model.config.max_position_embeddings = task.training_length  # the base saw longer texts, but not with these positions
     if configuration.precision == "bfloat16" and configuration.device == "cpu":
-        model.set_attn_implementation(
-            "eager"
-        )  # products in bfloat16: 43 ms forward and backward at 512 tokens, the fused kernel 68
+        # products in bfloat16: 43 ms forward and backward at 512 tokens, the fused kernel 68
+        model.set_attn_implementation("eager")
     model.train()
     return Prepared(configuration, task, model, tokenizer, make_optimizer(model, configuration), base)
 
@@ -81,9 +81,8 @@ def prepare(configuration: TrainingConfiguration) -> Prepared:
 def _require_compiler() -> None:
     compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
     if shutil.which(compiler) is None:
-        raise InputError(
-            f"execution compiled needs a C++ compiler, and there is no {compiler} here; install one, name yours in CXX, or train eager"
-        )
+        how = "install one, name yours in CXX, or train eager"
+        raise InputError(f"execution compiled needs a C++ compiler, and there is no {compiler} here; {how}")
 
 
 def test_prompts(prepared: Prepared, test_set: str, count: int) -> list[Prompt]:
@@ -96,16 +95,15 @@ def test_prompts(prepared: Prepared, test_set: str, count: int) -> list[Prompt]:
 @contextmanager
 def reproducible(configuration: TrainingConfiguration) -> Iterator[None]:
     """While this lasts, the same sums are made in the same order every time; torch's settings come back afterwards."""
-    threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    torch.set_num_threads(configuration.threads)
+    strict = torch.are_deterministic_algorithms_enabled()
     if configuration.device == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
         torch.use_deterministic_algorithms(True)
     try:
-        yield
+        with threads(configuration.threads):
+            yield
     finally:
         torch.use_deterministic_algorithms(strict)
-        torch.set_num_threads(threads)
 
 
 def _fresh_model(configuration: TrainingConfiguration, vocabulary: int, longest: int) -> PreTrainedModel:
@@ -148,7 +146,5 @@ def _with_layout(model: PreTrainedModel, configuration: TrainingConfiguration) -
 def _require_same_words(task: Task, tokenizer: PreTrainedTokenizerBase, checkpoint: str) -> None:
     wanted, present = task.tokenizer().get_vocab(), tokenizer.get_vocab()
     if wanted != present:
-        raise InputError(
-            f"{checkpoint} has another vocabulary ({len(present)} tokens) than task {task.name} with these options ({len(wanted)}); "
-            "give a checkpoint of that task, or its options"
-        )
+        other = f"another vocabulary ({len(present)} tokens) than task {task.name} with these options ({len(wanted)})"
+        raise InputError(f"{checkpoint} has {other}; give a checkpoint of that task, or its options")

@@ -1,7 +1,7 @@
-"""Several training runs side by side, each in a process of its own, and stopping them so that they can go on later.
+"""Work side by side, each piece in a process of its own, and stopping it so that it can go on later.
 
-A process per run with few threads uses a machine of some cores better than one run with many: the models are small. Knows nothing about
-terminals; whoever wants to see how far a run is reads its log.
+A process per piece with one thread each uses a machine of some cores better than one process with many threads: the models are small.
+Knows nothing about terminals; whoever wants to see how far the work is reads what it leaves.
 """
 
 from __future__ import annotations
@@ -9,16 +9,28 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from functools import cache
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
+
+import torch
 
 from position_papers.training.configuration import TrainingConfiguration
 from position_papers.training.folder import TrainingFolder
 from repo_interp import processes
+from repo_interp.errors import InputError
+
+Item = TypeVar("Item")
+Run = tuple[TrainingConfiguration, Path]
+"""A training run, and the directory in which it was begun."""
 
 
 @contextmanager
@@ -43,57 +55,97 @@ def stoppable() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-def train_side_by_side(
-    runs: Sequence[tuple[TrainingConfiguration, Path]], jobs: int, watch: Callable[[], None], every: float = 0.5
-) -> bool:
-    """Train every (configuration, directory begun before), `jobs` at a time; `watch` is called every `every` seconds.
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """While this lasts, torch computes with so many threads; another number may change the last bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
-    Returns whether all came to their end: an interrupt stops them so that each can go on. An error of a run is raised when the others
-    are done. Where several processes were launched together, each trains one run after another, whichever is next.
+
+def side_by_side(
+    items: Sequence[Item], work: Callable[[Item], object], jobs: int, watch: Callable[[int], None], every: float = 0.5
+) -> None:
+    """Call `work`, a function of a module, with every item, `jobs` at a time; `watch` gets how many are done, every `every` seconds.
+
+    An interrupt asks all to stop (`asked_to_stop`) and is a KeyboardInterrupt once they have. After an error nothing more is begun; it is
+    raised when the rest is done.
     """
-    if processes.count() > 1:
-
-        def train_next(run: tuple[TrainingConfiguration, Path]) -> None:
-            if not train_side_by_side([run], 1, watch, every):
-                raise KeyboardInterrupt
-
-        try:
-            processes.spread(runs, train_next)
-        except KeyboardInterrupt:
-            return False
-        return True
     context = multiprocessing.get_context("spawn")
     ending = context.Event()
     with stoppable() as stop, ProcessPoolExecutor(jobs, context, _begin_process, (ending, os.getpid())) as pool:
-        futures = [pool.submit(_train_one, configuration, directory) for configuration, directory in runs]
-        waiting: set[Future[bool]] = set(futures)
+        waiting: set[Future[object]] = {pool.submit(work, item) for item in items}
+        failed, finished = None, 0
         while waiting:
-            _, waiting = wait(waiting, timeout=every, return_when=FIRST_COMPLETED)
-            watch()
+            done, waiting = wait(waiting, timeout=every, return_when=FIRST_COMPLETED)
+            watch(finished := finished + len(done))
+            failed = failed or next((future for future in done if future.exception() is not None), None)
             if stop():
                 ending.set()
+            if stop() or failed is not None:
                 waiting = {future for future in waiting if not future.cancel()}
-        ended = [not future.cancelled() and future.result() for future in futures]  # raises what a run raised
-        return all(ended)
+        if stop():
+            raise KeyboardInterrupt
+        error = None if failed is None else failed.exception()
+        if isinstance(error, BrokenProcessPool):
+            why = "a process was ended from outside, as where memory is lacking"
+            raise InputError(f"{why}; the same command goes on, with fewer --jobs")
+        if error is not None:
+            raise error
 
 
-_asked_to_stop: Callable[[], bool] = lambda: False  # noqa: E731
+asked_to_stop: Callable[[], bool] = lambda: False  # noqa: E731
+"""Whether this process, one of those side by side, was asked to stop."""
 
 
 def _begin_process(ending: Event, parent: int) -> None:
-    """An interrupt of the terminal reaches this process too, but the parent alone decides; without it, training stops as well."""
-    global _asked_to_stop
+    """An interrupt of the terminal reaches this process too, but the parent alone decides; without it, work stops as well."""
+    global asked_to_stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _asked_to_stop = lambda: ending.is_set() or os.getppid() != parent  # noqa: E731
+    asked_to_stop = lambda: ending.is_set() or os.getppid() != parent  # noqa: E731
 
 
-def _train_one(configuration: TrainingConfiguration, directory: Path) -> bool:
-    """Train in this process until the end, or until asked to stop. Returns whether it was the end."""
+@cache
+def end_when_asked() -> None:
+    """From now on this process ends as soon as it is asked to stop: for work whose results are kept as they come."""
+
+    def look() -> None:
+        while not asked_to_stop():
+            time.sleep(0.2)
+        os._exit(1)
+
+    threading.Thread(target=look, daemon=True).start()
+
+
+def train_side_by_side(runs: Sequence[Run], jobs: int, watch: Callable[[], None], every: float = 0.5) -> bool:
+    """Train every one of `runs`, `jobs` at a time, as `side_by_side` does it. Returns whether all came to their end.
+
+    Where several processes were launched together, each trains one run after another, whichever is next.
+    """
+
+    def train_alone(run: Run) -> None:
+        side_by_side([run], _train_one, 1, lambda done: watch(), every)
+
+    try:
+        if processes.count() > 1:
+            processes.spread(runs, train_alone)
+        else:
+            side_by_side(runs, _train_one, jobs, lambda done: watch(), every)
+    except KeyboardInterrupt:
+        return False
+    return True
+
+
+def _train_one(run: Run) -> None:
+    """Train in this process until the end, or until asked to stop."""
     from position_papers.training.loop import train
     from position_papers.training.preparation import prepare
 
+    configuration, directory = run
     folder, prepared = TrainingFolder(directory), prepare(configuration)
     with folder.claimed():
-        for _ in train(prepared, folder, stop=_asked_to_stop):
+        for _ in train(prepared, folder, stop=asked_to_stop):
             pass
-    return folder.is_finished

@@ -9,16 +9,16 @@ Interrupted at any moment, training goes on where it stopped. Knows nothing abou
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import platform
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
+from jinja2 import Template
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -63,9 +63,8 @@ def make(runs: Sequence[PlannedRun], jobs: int, watch: Callable[[], None]) -> bo
             folder = TrainingFolder(run.directory)
             with folder.claimed():
                 if not folder.is_begun:
-                    folder.begin(
-                        to_toml(run.configuration, made_with(run.configuration, f"repo-interp zoo train {run.planned.name}"))
-                    )
+                    made = made_with(run.configuration, f"repo-interp zoo train {run.planned.name}")
+                    folder.begin(to_toml(run.configuration, made))
         return sorted(waiting, key=_work, reverse=True)
 
     for wave in (False, True):
@@ -125,86 +124,47 @@ def _store_rounded(source: Path, target: Path) -> None:
 
 def write_registry(zoo: Path) -> None:
     """List the weights in the directory `zoo`: name, size in bytes, SHA-256, what they are."""
-    lines = io.StringIO()
-    table = csv.writer(lines, lineterminator="\n")
-    table.writerow(("name", "bytes", "sha256", "what"))
+    rows = []
     for file in sorted(zoo.glob("**/*model.safetensors")):
-        configuration = trained_configuration(file.parent)
-        assert configuration is not None, file
-        kind = (
-            f"adapter on {configuration.continue_from}"
-            if configuration.adapter
-            else "continued"
-            if configuration.continue_from
-            else ""
-        )
-        what = ", ".join(
-            filter(None, (f"{configuration.scheme} on {configuration.task}", f"seed {configuration.seed}", kind, "float16"))
-        )
+        known = trained_configuration(file.parent)
+        assert known is not None, file
+        kind = f"adapter on {known.continue_from}" if known.adapter else "continued" if known.continue_from else ""
+        what = ", ".join(filter(None, (f"{known.scheme} on {known.task}", f"seed {known.seed}", kind, "float16")))
         content = file.read_bytes()
-        table.writerow((file.parent.relative_to(zoo).as_posix(), len(content), hashlib.sha256(content).hexdigest(), what))
-    write_text(zoo / REGISTRY, lines.getvalue())
-
-
-_HEAD = """# The checkpoints that come with the laboratory
-
-`ri.zoo("niah/rope")` loads a checkpoint, `repo-interp zoo` lists all, `make zoo` trains all again and writes this page.
-
-| place | contents |
-|---|---|
-| TASK/NAME | weights of seed 0 in float16, and their configuration |
-| TASK/NAME/seed-N | the same of another seed, if its weights ship: `ri.load("reversal/repo/seed-1")` |
-| TASK/runs.jsonl | a line for each training run: its configuration, command, versions, final loss and scores |
-| TASK/tokenizer.json | the tokenizer of all checkpoints of the task |
-| registry.csv | size, SHA-256 and a description of all weights |
-
-niah/repo and reversal/repo come with the instrument. Checkpoints marked "records" ship without weights. The
-[adapters](smollm2-135m/README.md) have a page of their own.
-
-The same configuration on the same machine gives the same weights, before they are rounded to float16. `repo-interp zoo train TASK/NAME`
-trains every seed of a checkpoint, and the checkpoint that it continues, as [plan.toml](../position_papers/training/plan.toml) states them.
-
-Loss is the mean over the last steps of training, in nats per target. Loss and scores are means over seeds, ± their standard deviation. A
-seed decides the initial weights, the order of the training data, and the prompts that are scored; ± includes all three. It is not the
-error of a comparison of two checkpoints, because equal seeds have equal prompts. The prompts of `language` are windows of held-out text.
-Windows differ in difficulty, which makes up much of its ±.
-"""
+        rows.append((file.parent.relative_to(zoo).as_posix(), len(content), hashlib.sha256(content).hexdigest(), what))
+    table = pd.DataFrame(rows, columns=["name", "bytes", "sha256", "what"])
+    write_text(zoo / REGISTRY, table.to_csv(index=False, lineterminator="\n"))
 
 
 def zoo_page(plan: Iterable[Planned], ahead: Sequence[Planned], zoo: Path) -> str:
     """The page, in Markdown, of what a plan has in the directory `zoo`, and of what is `ahead`: planned and not trained yet."""
-    plan = list(plan)
-    parts = [_HEAD]
-    for task in dict.fromkeys(planned.task for planned in plan):
-        of_task = [planned for planned in plan if planned.task == task]
-        words = ABOUT.get(task) or (type(make_task(task)).__doc__ or "").strip().partition("\n")[0]
-        parts += [f"## {task}\n", words + "\n", _table(of_task, zoo) + "\n"]
-    if ahead:
-        names = "\n".join(f"- {planned.name}" for planned in ahead)
-        parts += ["## Planned, not trained yet\n", f"In the order of what they decide:\n\n{names}\n"]
-    return "\n".join(parts)
+    tasks: dict[str, list[Planned]] = {}
+    for planned in plan:
+        tasks.setdefault(planned.task, []).append(planned)
+    sections = [{"name": task, "about": _about(task), **_table(own, zoo)} for task, own in tasks.items()]
+    template = Template((Path(__file__).parent / "zoo.md.jinja").read_text(encoding="utf-8"), trim_blocks=True)
+    return template.render(tasks=sections, ahead=ahead)
 
 
-def _table(plan: Sequence[Planned], zoo: Path) -> str:
+def _about(task: str) -> str:
+    return ABOUT.get(task) or (type(make_task(task)).__doc__ or "").strip().partition("\n")[0]
+
+
+def _table(plan: Sequence[Planned], zoo: Path) -> dict[str, list]:
+    """Names of the test sets (of many lengths those where something changes: the last of training's and all beyond), and rows of cells."""
     recorded = [(planned, recorded_scores(zoo / planned.name)) for planned in plan]
     names = dict.fromkeys(name for _, runs in recorded for run in runs for name in run.means)
-    sets = _thinned(sorted(names, key=lambda name: int(name) if name.isdigit() else 0))
-    lines = [f"| name | seeds | loss | {' | '.join(sets)} |", "|" + "---|" * (3 + len(sets))]
+    sets = sorted(names, key=lambda name: int(name) if name.isdigit() else 0)
+    sets = sets if len(sets) <= 8 else [sets[0], *sets[-11:]]
+    rows = []
     for planned, runs in recorded:
+        scores = [_cell([run.means.get(name, np.nan) for run in runs]) for name in sets]
         name = planned.name if planned.weights else f"{planned.name} (records)"
-        cells = [_cell([run.loss for run in runs]), *(_cell([run.means.get(name, np.nan) for run in runs]) for name in sets)]
-        lines.append(f"| {name} | {len(runs)} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _thinned(sets: list[str]) -> list[str]:
-    """All test sets where they are few; of many lengths, those where something changes: the last of training's and all beyond."""
-    return sets if len(sets) <= 8 else [sets[0], *sets[-11:]]
+        rows.append([name, str(len(runs)), _cell([run.loss for run in runs]), *scores])
+    return {"sets": sets, "rows": rows}
 
 
 def _cell(values: Sequence[float]) -> str:
     known = [value for value in values if np.isfinite(value)]
-    if not known:
-        return "–"
-    mean = f"{np.mean(known):.3f}"
-    return mean if len(known) == 1 else f"{mean} ± {np.std(known, ddof=1):.3f}"
+    spread = f" ± {np.std(known, ddof=1):.3f}" if len(known) > 1 else ""
+    return f"{np.mean(known):.3f}{spread}" if known else "–"

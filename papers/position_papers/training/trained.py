@@ -159,7 +159,7 @@ def add_run(zoo: Path, name: str, run: Path, same_texts: Mapping[str, Any] | Non
     """
     task, _, own = name.partition("/")
     stated = tomllib.loads((run / "training.toml").read_text(encoding="utf-8"))
-    last = json.loads((run / "log.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    last = last_record(run / "log.jsonl")
     scores = json.loads((run / "scores.json").read_text(encoding="utf-8"))
     line = {"name": own, "seed": stated["seed"], "loss": last["loss"], "seconds": last["seconds"], "scores": scores}
     file = zoo / task / RUNS
@@ -170,38 +170,30 @@ def add_run(zoo: Path, name: str, run: Path, same_texts: Mapping[str, Any] | Non
     return file
 
 
+def last_record(log: Path) -> dict[str, Any]:
+    """The last line of a log.jsonl, with its loss as a number. Raises what a damaged file leads to."""
+    record = json.loads(log.read_text(encoding="utf-8").splitlines()[-1])
+    return record | {"loss": float(record["loss"])}
+
+
 def _left_by_training(directory: Path) -> Recorded:
-    file, log = directory / "scores.json", directory / "log.jsonl"
-    configuration = trained_configuration(directory)
+    configuration, file = trained_configuration(directory), directory / "scores.json"
     if configuration is None:
         raise InputError(f"{directory} has scores.json but no training.toml, which says what was scored; put it there")
     try:
         run = _recorded(directory, configuration, json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{file} is no record of scores as training leaves it: {error!r}") from None
-    try:
-        return replace(run, loss=float(json.loads(log.read_text(encoding="utf-8").splitlines()[-1])["loss"]))
-    except FileNotFoundError:
-        return run
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise InputError(f"{log} is no log as training leaves it: {error!r}") from None
+        file = directory / "log.jsonl"
+        return replace(run, loss=last_record(file)["loss"]) if file.exists() else run
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise InputError(f"{file} is no record of scores or losses as training leaves it: {error!r}") from None
 
 
 def _in_zoo(directory: Path, line: Mapping[str, Any]) -> Recorded:
-    return replace(
-        _recorded(directory, configured(line["training"]), line["scores"]), loss=line["loss"], same_texts=line.get(SAME_TEXTS)
-    )
+    run = _recorded(directory, configured(line["training"]), line["scores"])
+    return replace(run, loss=line["loss"], same_texts=line.get(SAME_TEXTS))
 
 
 def _recorded(directory: Path, configuration: TrainingConfiguration, scores: Mapping[str, Any]) -> Recorded:
     means = {name: float("nan") if value is None else float(value) for name, value in scores["test_sets"].items()}
-    return Recorded(
-        directory,
-        configuration.scheme,
-        configuration.seed,
-        str(scores["metric"]),
-        int(scores["prompts"]),
-        int(scores["steps"]),
-        means,
-        configuration,
-    )
+    numbers = str(scores["metric"]), int(scores["prompts"]), int(scores["steps"])
+    return Recorded(directory, configuration.scheme, configuration.seed, *numbers, means, configuration)
