@@ -8,7 +8,7 @@ about how answers are judged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import xarray as xr
@@ -116,8 +116,8 @@ def _as_drawn(run: xr.DataTree) -> xr.Dataset:
     if numbers is names:
         return drawn
     # the dotted line: the largest test set whose prompts are no longer than those of training, where that is known
-    lengths = scores["tokens"].values if "tokens" in scores and "training_length" in run.attrs else np.full(numbers.shape, np.inf)
-    inside = numbers[lengths <= int(run.attrs.get("training_length", 0))]
+    measured, longest = group(run, "scores"), run.attrs.get("training_length")
+    inside = numbers[:0] if longest is None or "tokens" not in measured else numbers[measured["tokens"].values <= int(longest)]
     return drawn.sortby("test_set").assign_attrs({"training_length": int(inside.max())} if inside.size else {})
 
 
@@ -156,7 +156,7 @@ def score_table(run: xr.DataTree) -> Table:
     """One row per test set: mean score, its standard error, and perplexity, questions and tokens where they are known."""
     scores = group(run, "scores")
     metric = str(scores.attrs.get("metric", "score"))
-    further = {
+    further: dict[str, tuple[str, Callable[[xr.DataArray], Cell]]] = {
         "log_perplexity": ("perplexity of the targets", lambda value: float(np.exp(value))),
         "tokens": ("longest prompt (tokens)", int),
         "questions": ("questions", int),
