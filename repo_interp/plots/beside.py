@@ -66,7 +66,8 @@ def _table(tree: xr.DataTree, group: str, title: str, not_averaged: tuple[str, .
         for name, array in dataset.data_vars.items()
         if array.dtype.kind == "f" and name not in not_averaged and array.notnull().any()
     }
-    same = [name for name, array in numbers.items() if _is_the_same(array)]
+    by_run = {name: array.transpose("run", ...).values for name, array in numbers.items()}
+    same = [name for name, each in by_run.items() if np.array_equal(*np.broadcast_arrays(each, each[:1]), equal_nan=True)]
     same = same if len(same) < len(numbers) else []
     rows: list[tuple[Cell, ...]] = []
     for name, array in numbers.items():
@@ -87,12 +88,6 @@ def _table(tree: xr.DataTree, group: str, title: str, not_averaged: tuple[str, .
     columns = ("variable", *(("of",) if named else ()), *map(runs.title, shown), *(("difference", "±") if pair else ()))
     rows = rows if named else [(row[0], *row[2:]) for row in rows]
     return Table(group, title, columns, tuple(rows), _note(dataset, runs, shown, paired, list(map(str, same))))
-
-
-def _is_the_same(array: xr.DataArray) -> bool:
-    """Whether every run has the values of the first."""
-    first = array.isel(run=0, drop=True)
-    return bool(((array == first) | (array.isnull() & first.isnull())).all())
 
 
 def _same_prompts(tree: xr.DataTree, dataset: xr.Dataset) -> xr.DataArray:

@@ -95,17 +95,13 @@ def _head_maps(run: xr.DataTree, group: str) -> dict[str, HeadMap]:
         if len(further) > 1 or any(array.sizes[axis] > MOST_MAPS for axis in further):
             continue
         title = str(array.attrs.get("long_name") or str(name).replace("_", " "))
-        for place in range(array.sizes[further[0]] if further else 1):
-            one, label = array, ""
-            if further:
-                one = array.isel({further[0]: place}, drop=True)
-                label = str(array[further[0]].values[place])
+        labels = [(f"{title}, {axis} {label}", str(label)) for axis in further for label in array[axis].values]
+        for place, (long_name, label) in enumerate(labels or [(title, "")]):
+            one = array.isel(dict.fromkeys(further, place), drop=True)
             mean = over_prompts(one.astype(float)).transpose("layer", "head")
-            mean = mean.assign_attrs(
-                array.attrs | mean.attrs | {"long_name": f"{title}, {further[0]} {label}" if further else title}
-            )
             file = re.sub(r"\W+", "_", "_".join(filter(None, (group, str(name), label))))
-            maps[file] = HeadMap(mean, prompts=one if "prompt" in one.dims else None)
+            values = mean.assign_attrs(array.attrs | mean.attrs | {"long_name": long_name})
+            maps[file] = HeadMap(values, prompts=one if "prompt" in one.dims else None)
     return maps
 
 

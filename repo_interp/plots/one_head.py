@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 
 from repo_interp.errors import InputError, one_line
-from repo_interp.plots.marks.drawing import colour_bar, name_ticks, number, token_label
+from repo_interp.plots.marks.drawing import colour_bar, name_ticks, note, number, token_label
 from repo_interp.plots.marks.heads import MISSING
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
 
@@ -59,18 +57,16 @@ def logit_parts(parts: xr.Dataset) -> PaperFigure:
     pair, still = parts["pair"].values, parts["pair_at_equal_positions"].values
     largest = np.sort(np.argsort(-np.abs(pair), kind="stable")[:PAIRS])
     others = np.setdiff1d(np.arange(len(pair)), largest)
-    bars: list[tuple[str, float, float | None, str]] = [
-        (f"pair {place}, θ {number(float(parts['frequency'][place]))}", float(pair[place]), float(still[place]), _PART)
-        for place in largest
-    ]
+    bars: list[tuple[str, float, float | None, str]] = []
+    for place in largest:
+        name = f"pair {place}, θ {number(float(parts['frequency'][place]))}"
+        bars.append((name, float(pair[place]), float(still[place]), _PART))
     if len(others):
         bars.append((f"{len(others)} other pairs", float(pair[others].sum()), float(still[others].sum()), _REST))
     added = [(name.replace("_", " "), float(parts[name]), None, _REST) for name in ("bias", "soft_cap", "rounding")]
     bars += [bar for bar in added if bar[0] == "rounding" or bar[1]]
-    fit = [
-        (str(name), float(value), None, _REST if name == "remainder" else _PART)
-        for name, value in parts["fit"].to_series().items()
-    ]
+    shades = {"remainder": _REST}
+    fit = [(str(name), float(value), None, shades.get(str(name), _PART)) for name, value in parts["fit"].to_series().items()]
     figure = paper_figure(PAGE_WIDTH, 0.75 + 0.155 * (len(bars) + 1))
     left, right = figure.subplots(1, 2)
     whole = ("logit", float(parts["logit"]), None, _WHOLE)
@@ -86,8 +82,7 @@ def _bars(ax: Axes, bars: list[tuple[str, float, float | None, str]], title: str
     """Horizontal bars of (name, length, place of a dot, colour) from the top down, each with its number."""
     names, values, dots, colours = zip(*bars, strict=True)
     y = np.arange(len(bars))
-    drawn: Any = ax.barh(y, values, color=colours, height=0.7)
-    for bar, name in zip(drawn, names, strict=True):
+    for bar, name in zip(ax.barh(y, values, color=colours, height=0.7), names, strict=True):
         bar.set_gid(f"part {name}")
     marked = [place for place, dot in enumerate(dots) if dot is not None]
     ax.plot([dots[place] for place in marked], marked, "o", color=_STILL, markersize=2.6, gid="at equal positions")
@@ -95,19 +90,11 @@ def _bars(ax: Axes, bars: list[tuple[str, float, float | None, str]], title: str
         side = -1 if value < 0 and abs(value) > NOTHING * max(map(abs, values)) else 1
         dot = dots[place]
         end = value if dot is None else side * max(side * value, side * dot)  # behind the dot, which would hide the number
-        ax.annotate(
-            f"{value:+.3f}" if abs(value) >= 5e-4 or not value else f"{value:+.0e}",
-            (end, place),
-            (3 * side, 0),
-            textcoords="offset points",
-            va="center",
-            ha="right" if side < 0 else "left",
-            fontsize=5.5,
-        )
+        text = f"{value:+.3f}" if abs(value) >= 5e-4 or not value else f"{value:+.0e}"
+        note(ax, text, (end, place), (3 * side, 0), 5.5, ha="right" if side < 0 else "left")
     ax.axvline(0, color="#333333", linewidth=0.6)
     ax.set_yticks(y, names)
     ax.tick_params(axis="y", length=0)
     ax.invert_yaxis()
     ax.margins(x=0.18)
-    ax.set_xlabel("logits")
-    ax.set_title(title)
+    ax.set(xlabel="logits", title=title)

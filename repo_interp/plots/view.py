@@ -53,6 +53,11 @@ def _nothing(run: xr.DataTree) -> Iterator[Any]:
     return iter(())
 
 
+def one_figure(name: str, draw: Callable[[xr.DataTree], Figure]) -> Figures:
+    """The figures of a view that has one, whatever the run holds."""
+    return lambda run: iter([(name, draw(run))])
+
+
 @dataclass(frozen=True)
 class Beside:
     """What a view shows of a tree with an axis `run`, in addition to the variables in `View.compared`."""

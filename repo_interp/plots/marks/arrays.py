@@ -54,23 +54,30 @@ def over_prompts(values: xr.DataArray) -> xr.DataArray:
     return means.assign_attrs({MEAN: f"mean over {several} {'prompt' if high == 1 else 'prompts'}"})
 
 
-def ranked(means: np.ndarray) -> list[tuple[int, int]]:
-    """Places (layer, head) in `means` [layer, head] from the largest to the smallest; NaN are left out, ties in order."""
-    order = np.argsort(-means, axis=None, kind="stable")
-    places = [tuple(int(part) for part in np.unravel_index(place, means.shape)) for place in order]
-    return [(layer, head) for layer, head in places if np.isfinite(means[layer, head])]
+def heads_of(values: xr.Dataset | xr.DataArray) -> list[tuple[int, int]]:
+    """All heads (layer, head) of `values`, by their labels, layer by layer."""
+    return [(int(layer), int(head)) for layer in values["layer"].values for head in values["head"].values]
+
+
+def heads_where(chosen: xr.DataArray) -> list[tuple[int, int]]:
+    """The heads for which `chosen` [layer, head] holds, in the order of `heads_of`."""
+    return [head for head, holds in zip(heads_of(chosen), chosen.transpose("layer", "head").values.ravel(), strict=True) if holds]
 
 
 def ranked_heads(means: xr.DataArray) -> list[tuple[int, int]]:
-    """Heads (layer, head), by their labels, from the largest to the smallest of `means` [layer, head]; NaN are left out."""
-    means = means.transpose("layer", "head")
-    layers, heads = means["layer"].values, means["head"].values
-    return [(int(layers[layer]), int(heads[head])) for layer, head in ranked(means.values)]
+    """Heads from the largest to the smallest of `means` [layer, head]; NaN are left out, ties in the order of `heads_of`."""
+    heads, values = heads_of(means), means.transpose("layer", "head").values.ravel()
+    return [heads[place] for place in np.argsort(-values, kind="stable") if np.isfinite(values[place])]
 
 
 def digits_of(values: Any, digits: int = 6) -> list[float | None]:
     """`values`, flattened, with so many significant digits as JSON takes them; None for what is not finite."""
     return [json_number(value, digits) for value in np.asarray(values, dtype=float).ravel().tolist()]
+
+
+def nested_digits(values: np.ndarray) -> list:
+    """The numbers of `values` as `digits_of` gives them, in lists as deep as the array has axes."""
+    return digits_of(values) if values.ndim < 2 else [nested_digits(part) for part in values]
 
 
 def focused_range(values: ArrayLike) -> tuple[float, float] | None:

@@ -24,8 +24,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, TwoSlopeNorm
 from matplotlib.lines import Line2D
 
+from repo_interp.plots.marks import drawing
 from repo_interp.plots.marks.arrays import nanmean, over_prompts
-from repo_interp.plots.marks.drawing import colour_bar, legend_below, name_ticks, plain_decades, scheme_swatches
 from repo_interp.plots.marks.heads import MISSING, reach, scale
 from repo_interp.plots.marks.reading import ordered_spans, schemes, unit_label
 from repo_interp.plots.marks.runs import BESIDE, Runs, runs_with_values, spread
@@ -82,9 +82,7 @@ def _figures(
     elif len(names) == 1 and not numbers:
         yield "", dots(values, runs, names[0]) if runs.steps is None else lines(values, runs, "run", names[0]), ""
         for label in [name for name in names_along(values, names[0]) if "." not in name] if len(heads) == 2 else ():
-            named = values.sel({names[0]: label})
-            titled = named.assign_attrs(long_name=f"{values.attrs.get('long_name', values.name)}: {label}")
-            yield from _over_steps(titled, runs, f"{label}_over_steps")
+            yield from _over_steps(_named(values, names[0], label), runs, f"{label}_over_steps")
     elif numbers and len(names) + len(numbers) <= 3:
         x = max(numbers, key=lambda dim: values.sizes[dim])
         panel, apart = [*(dim for dim in [*numbers, *names] if dim != x), None, None][:2]
@@ -94,11 +92,14 @@ def _figures(
             yield "", lines(values, runs, x, panel=panel or ("layer" if "layer" in heads else None)), ""
         else:
             for label in values[apart].values:
-                named = values.sel({apart: label}).assign_attrs(
-                    long_name=f"{values.attrs.get('long_name', values.name)}: {label}"
-                )
+                named = _named(values, apart, label)
                 if np.isfinite(named.values).any():
                     yield str(label), lines(named, runs, x, panel=panel), f": {apart} {label}"
+
+
+def _named(values: xr.DataArray, axis: Hashable, label: Any) -> xr.DataArray:
+    """`values` at `label` of `axis`, which its name then holds."""
+    return values.sel({axis: label}).assign_attrs(long_name=f"{values.attrs.get('long_name', values.name)}: {label}")
 
 
 def _over_steps(values: xr.DataArray, runs: Runs, suffix: str) -> Iterator[tuple[str, PaperFigure, str]]:
@@ -140,17 +141,19 @@ def maps(values: xr.DataArray, runs: Runs, detail: str = "") -> PaperFigure:
         title = f"{runs.title(names[place])} {'/' if logarithmic else '−'} {runs.title(names[base])}"
         drawn.append((below[place], differences[place], f"difference {names[place]}", title, apart))
     images = [_map(ax, cells, gid, title, look) for ax, cells, gid, title, look in drawn]
-    for (ax, *_), name in zip(drawn, [*names, *(names[place] for place in others)], strict=True):
+    used = [ax for ax, *_ in drawn]
+    for ax, name in zip(used, [*names, *(names[place] for place in others)], strict=True):
         for axis, dim in ((ax.xaxis, column), (ax.yaxis, row)):
-            name_ticks(axis, values[dim].values, 10 if row == "layer" else 5)
+            drawing.name_ticks(axis, values[dim].values, 10 if row == "layer" else 5)
             axis.set_label_text(axis_name(dim))
         if row == "layer" and "scheme" in values.coords:
-            scheme_swatches(ax, schemes(values.sel(run=name)), "y")
-    _bar(figure, images[0], [ax for ax, *_ in drawn[: len(names)]], str(values.attrs.get("units", "")).removesuffix("1"), finite)
+            drawing.scheme_swatches(ax, schemes(values.sel(run=name)), "y")
+    _bar(figure, images[0], used[: len(names)], str(values.attrs.get("units", "")).removesuffix("1"), finite)
     if others:
         label = "log₁₀ of the ratio" if logarithmic else "difference"
-        _bar(figure, images[-1], [ax for ax, *_ in drawn[len(names) :]], label, differences[others])
-    _hide_others(axes, [ax for ax, *_ in drawn])
+        _bar(figure, images[-1], used[len(names) :], label, differences[others])
+    for ax in set(axes.flat) - set(used):
+        ax.set_axis_off()
     name_figure(figure, _title(values), detail)
     return figure
 
@@ -171,8 +174,9 @@ def lines(
         steps = [runs.steps[runs.names.index(str(name))] for name in values["run"].values]
         values = values.assign_coords(run=("run", steps, {"long_name": "training step"}))
     places = values[x].values.astype(float)
-    figure, axes = _panels(len(labels))
-    for label, ax in zip(labels, axes.flat, strict=False):
+    width = PAGE_WIDTH if len(labels) > 2 else 0.55 * PAGE_WIDTH * len(labels)
+    figure, axes = drawing.panels(len(labels), COLUMNS, 1.7 if len(labels) == 1 else 1.35, 0.75, width, sharex=True, sharey=True)
+    for label, ax in zip(labels, axes, strict=True):
         of_panel = values if label is None else values.sel({panel: label})
         for name, look in looks.items():
             of_line = (of_panel if name is None else of_panel.sel({line: name})).transpose(x, ...).values.reshape(len(places), -1)
@@ -183,20 +187,20 @@ def lines(
         ax.grid(axis="y")
         if x == "run" and is_logarithmic(values.values):
             ax.set_yscale("log")
-            plain_decades(ax.yaxis)
+            drawing.plain_decades(ax.yaxis)
         else:
             ax.locator_params(axis="y", nbins=5)
         if x != "run" and 3 <= len(places) <= 10 and places.min() > 0 and places.max() / places.min() >= 8:
             ax.set_xscale("log")
             ax.set_xticks(places, [f"{value:g}" for value in places])
             ax.minorticks_off()
-    name_columns(axes, unit_label("training step" if x == "run" else axis_name(x), values[x]))
+    name_columns(axes, COLUMNS, unit_label("training step" if x == "run" else axis_name(x), values[x]))
     figure.supylabel(str(values.attrs.get("units", "")).removesuffix("1") or axis_name(values.name))
     some = f"{len(labels)} of {values.sizes[panel]} {axis_name(panel)}s" if panel and len(labels) < values.sizes[panel] else ""
     name_figure(figure, _title(values), "; ".join(filter(None, [_averaged_over(values, x, panel, line), some])))
     if line is not None:
         handles = [Line2D([], [], markersize=3, **look) for look in looks.values()]
-        legend_below(figure, runs.handles([*map(str, looks)]) if line == "run" else handles)
+        drawing.legend_below(figure, runs.handles([*map(str, looks)]) if line == "run" else handles)
     return figure
 
 
@@ -220,11 +224,11 @@ def dots(values: xr.DataArray, runs: Runs, axis: Hashable) -> PaperFigure:
     ax.set(ylim=(len(names) - 0.5, -0.5), xlabel=unit_label(axis_name(values.name), values))
     if is_logarithmic(means):
         ax.set_xscale("log")
-        plain_decades(ax.xaxis)
+        drawing.plain_decades(ax.xaxis)
         ax.set_xlim(float(np.nanmin(means)) / 3, float(np.nanmax(flat)) * 1.5)
     ax.grid(axis="x")
     name_figure(figure, str(values.attrs.get("long_name", values.name)), _averaged_over(values, axis, None))
-    legend_below(figure, [Line2D([], [], markersize=3.6, **{**runs.looks[name], "linestyle": "none"}) for name in shown])
+    drawing.legend_below(figure, [Line2D([], [], markersize=3.6, **{**runs.looks[name], "linestyle": "none"}) for name in shown])
     return figure
 
 
@@ -248,10 +252,9 @@ def name_figure(figure: PaperFigure, title: str, detail: str) -> None:
     figure.suptitle(f"{text}\n{detail}" if detail else text, x=0.01, ha="left")
 
 
-def name_columns(axes: np.ndarray, label: str) -> None:
-    """Write `label` below the lowest panel of every column of `axes`, under which there may be places without a panel."""
-    for column in axes.T:
-        lowest = [ax for ax in column if ax.axison][-1]
+def name_columns(axes: Sequence[Axes], columns: int, label: str) -> None:
+    """Write `label` below the lowest of `axes` in every one of `columns`, under which there may be places without a panel."""
+    for lowest in axes[-columns:]:
         lowest.set_xlabel(label)
         lowest.tick_params(labelbottom=True)
 
@@ -287,21 +290,19 @@ def _line(ax: Axes, x: np.ndarray, values: np.ndarray, look: Mapping[str, Any], 
 
 def _map(ax: Axes, data: np.ndarray, gid: str, title: str, look: Mapping[str, Any]) -> Any:
     image = ax.imshow(data, aspect="auto", interpolation="nearest", gid=gid, **look)
-    ax.set_facecolor(MISSING)
-    ax.spines[:].set_visible(False)
-    ax.tick_params(length=0)
-    ax.set_title(title)
+    ax.set(facecolor=MISSING, title=title)
+    drawing.bare(ax)
     if not np.isfinite(data).any():
-        ax.text(0.5, 0.5, "none", transform=ax.transAxes, ha="center", va="center", color="#5A5A5A")
+        drawing.say(ax, "none", colour="#5A5A5A")
     return image
 
 
 def _bar(figure: PaperFigure, image: Any, axes: Sequence[Axes], label: str, data: np.ndarray) -> None:
     beyond = bool(np.nanmax(np.abs(data)) > image.norm.vmax * (1 + 1e-9))
     look = {"pad": 0.02, "fraction": 0.04, "aspect": 18, "extend": "both" if beyond else "neither"}
-    bar = colour_bar(figure, image, list(axes), label, **look)
+    bar = drawing.colour_bar(figure, image, list(axes), label, **look)
     if isinstance(image.norm, LogNorm):
-        plain_decades(bar.ax.yaxis)
+        drawing.plain_decades(bar.ax.yaxis)
 
 
 def _quartiles(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -309,22 +310,6 @@ def _quartiles(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     known = np.asarray(np.isfinite(values).any(axis=1))
     low, high = np.nanquantile(np.where(known[:, None], values, 0.0), (0.25, 0.75), axis=1)
     return np.where(known, low, np.nan), np.where(known, high, np.nan)
-
-
-def _panels(count: int) -> tuple[PaperFigure, np.ndarray]:
-    """A figure of `count` panels that share their axes; and all its places, row by row."""
-    columns = min(COLUMNS, count)
-    rows = -(-count // columns)
-    figure = paper_figure(PAGE_WIDTH if columns > 2 else 0.55 * PAGE_WIDTH * columns, 0.75 + (1.7 if count == 1 else 1.35) * rows)
-    axes: Any = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    _hide_others(axes, list(axes.flat[:count]))
-    return figure, axes
-
-
-def _hide_others(axes: np.ndarray, drawn: Sequence[Axes]) -> None:
-    for ax in axes.flat:
-        if ax not in drawn:
-            ax.set_axis_off()
 
 
 def _averaged_over(values: xr.DataArray, *apart: Hashable | None) -> str:

@@ -23,7 +23,18 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, NullFormatter
 from matplotlib.transforms import offset_copy
 
-from repo_interp.plots.style import code_of, is_drawable, legible, scheme_colour, scheme_name, span_colours
+from repo_interp.plots.style import (
+    COLUMN_WIDTH,
+    PAGE_WIDTH,
+    PaperFigure,
+    code_of,
+    is_drawable,
+    legible,
+    paper_figure,
+    scheme_colour,
+    scheme_name,
+    span_colours,
+)
 
 LONGEST = 14
 """Characters of a token label; longer tokens end in an ellipsis."""
@@ -96,6 +107,36 @@ def colour_bar(
     return bar
 
 
+def panels(
+    count: int, columns: int, height: float, around: float, width: float | None = None, **options: Any
+) -> tuple[PaperFigure, list[Axes]]:
+    """A figure of `count` panels, at most `columns` in a row, of `height` inches with `around` inches besides; places left over are empty.
+
+    `width`: inches; None: the width of a page, of a single panel that of a column. `options` go to matplotlib's `subplots`.
+    """
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    width = (PAGE_WIDTH if columns > 1 else COLUMN_WIDTH) if width is None else width
+    figure = paper_figure(width, around + height * rows)
+    axes = figure.subplots(rows, columns, squeeze=False, **options).ravel().tolist()
+    for ax in axes[count:]:
+        ax.set_axis_off()
+    return figure, axes[:count]
+
+
+def bare(ax: Axes) -> None:
+    """Take the frame of `ax` and the marks of its ticks away, as around a map."""
+    ax.spines[:].set_visible(False)
+    ax.tick_params(which="both", length=0)
+
+
+def say(ax: Axes, text: str, place: float | None = None, colour: str = "#8A8A8A") -> None:
+    """Write on `ax` that something is not there: upright at `place` along x, or in the middle."""
+    along = ax.transAxes if place is None else ax.get_xaxis_transform()
+    look: Any = {"ha": "center", "va": "center", "color": colour, "rotation": 0 if place is None else 90}
+    ax.text(0.5 if place is None else place, 0.5, text, transform=along, **look)
+
+
 def note(ax: Axes, text: str, point: tuple[float, float], offset: tuple[float, float], size: float, **look: Any) -> None:
     """Write `text` on `ax` at `offset` from `point`, in points of the paper, with letters of `size`; centred vertically."""
     ax.annotate(text, point, xytext=offset, textcoords="offset points", fontsize=size, **{"va": "center", **look})
@@ -103,12 +144,22 @@ def note(ax: Axes, text: str, point: tuple[float, float], offset: tuple[float, f
 
 def length_axis(ax: Axes, lengths: np.ndarray, training_length: float, label: str) -> None:
     """Lengths that double along x, each named, with a dotted line at the training length."""
-    ax.axvline(training_length, color="#222222", linewidth=0.6, linestyle=(0, (1, 1.5)), gid="training length")
+    training_line(ax, training_length)
+    double_axis(ax, lengths)
+    ax.set_xlabel(label)
+    ax.grid(axis="y")
+
+
+def training_line(ax: Axes, training_length: float) -> None:
+    """A dotted line at the training length on the axis x."""
+    ax.axvline(float(training_length), color="#222222", linewidth=0.6, linestyle=(0, (1, 1.5)), gid="training length")
+
+
+def double_axis(ax: Axes, lengths: np.ndarray) -> None:
+    """Make x an axis that doubles, with every one of `lengths` named."""
     ax.set_xscale("log", base=2)
     ax.set_xticks(lengths, [f"{length:,.0f}" for length in lengths])
     ax.minorticks_off()
-    ax.set_xlabel(label)
-    ax.grid(axis="y")
 
 
 def scheme_swatches(ax: Axes, schemes: Mapping[int, str], axis: Literal["x", "y"]) -> None:
@@ -153,8 +204,7 @@ def write_cells(ax: Axes, values: np.ndarray, pattern: str, inks: np.ndarray, si
     for row, column in np.argwhere(np.isfinite(values)):
         text = format(values[row, column], pattern).replace("-0.000", "0.000")
         ax.text(column, row, text, ha="center", va="center", fontsize=size, color=inks[row, column])
-    ax.spines[:].set_visible(False)
-    ax.tick_params(length=0)
+    bare(ax)
 
 
 def envelope(values: np.ndarray, bins: int) -> np.ndarray:

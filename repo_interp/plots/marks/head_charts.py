@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from repo_interp.plots.marks.arrays import digits_of, nanmean
+from repo_interp.plots.marks.arrays import digits_of, nanmean, nested_digits
 from repo_interp.plots.marks.reading import head_axes
 
 MOST_POINTS = 160
@@ -50,16 +50,9 @@ class HeadCurves:
         packed = {}
         for name, curve in self.curves.items():
             values = curve.transpose("layer", "head", ...).values[..., places]
-            packed[name] = _base64(np.ascontiguousarray(values, dtype="<f4"))
-        return {
-            "kind": "curves",
-            "title": self.title,
-            "x": self.x,
-            "y": self.y,
-            "at": digits_of(self.at[places]),
-            "curves": packed,
-            **head_axes(next(iter(self.curves.values()))),
-        }
+            packed[name] = _base64(values, "<f4")
+        axes = head_axes(next(iter(self.curves.values())))
+        return {"kind": "curves", **_plain(self), "at": digits_of(self.at[places]), "curves": packed, **axes}
 
 
 @dataclass(frozen=True)
@@ -81,27 +74,14 @@ class HeadImage:
         values, size = self.values.transpose("layer", "head", ...).values.astype(float), self.size
         while 2 * values.size > MOST_IMAGE and min(values.shape[-2:]) > 1:
             values, size = _halved(values), 2 * size
-        low, high = (_ends(values, end) for end in (np.fmin, np.fmax))
+        low, high = (np.nan_to_num(end.reduce(values, axis=(2, 3)), posinf=0, neginf=0) for end in (np.fmin, np.fmax))
         spread = np.where(high > low, high - low, 1.0)
         with np.errstate(invalid="ignore"):
             levels = np.round((values - low[..., None, None]) / spread[..., None, None] * (NOTHING - 1))
-        packed = np.where(np.isfinite(levels), levels, NOTHING).astype("<u2")
-        return {
-            "kind": "image",
-            "title": self.title,
-            "x": self.x,
-            "y": self.y,
-            "rows": values.shape[-2],
-            "columns": values.shape[-1],
-            "size": size,
-            "tokens": self.tokens,
-            "prompt": self.prompt,
-            "causal_logits": self.causal_logits,
-            "low": [digits_of(row) for row in low],
-            "spread": [digits_of(row) for row in spread],
-            "values": _base64(packed),
-            **head_axes(self.values),
-        }
+        packed = np.where(np.isfinite(levels), levels, NOTHING)
+        scales = {"low": nested_digits(low), "spread": nested_digits(spread)}
+        shape = {"rows": values.shape[-2], "columns": values.shape[-1], "size": size}
+        return {"kind": "image", **_plain(self), **shape, **scales, "values": _base64(packed), **head_axes(self.values)}
 
 
 @dataclass(frozen=True)
@@ -117,11 +97,8 @@ class HeadArrows:
     def data(self) -> dict[str, Any]:
         """The chart as JSON."""
         parts = {"real": self.real, "imaginary": self.imaginary, "strong": self.strong}
-        packed = {
-            name: [[digits_of(head) for head in layer] for layer in part.transpose("layer", "head", ...).values]
-            for name, part in parts.items()
-        }
-        return {"kind": "arrows", "title": self.title, "x": self.x, **packed, **head_axes(self.real)}
+        packed = {name: nested_digits(part.transpose("layer", "head", ...).values) for name, part in parts.items()}
+        return {"kind": "arrows", **_plain(self), **packed, **head_axes(self.real)}
 
 
 @dataclass(frozen=True)
@@ -134,13 +111,8 @@ class HeadNumber:
     def data(self) -> dict[str, Any]:
         """The numbers as JSON."""
         values = self.values.transpose("prompt", "layer", "head")
-        return {
-            "kind": "number",
-            "title": self.title,
-            "prompts": [int(prompt) for prompt in values["prompt"].values],
-            "values": [[digits_of(row) for row in prompt] for prompt in values.values],
-            **head_axes(values),
-        }
+        numbers = {"prompts": values["prompt"].values.tolist(), "values": nested_digits(values.values)}
+        return {"kind": "number", **_plain(self), **numbers, **head_axes(values)}
 
 
 @dataclass(frozen=True)
@@ -169,17 +141,11 @@ class PromptRows:
         )
         with np.errstate(divide="ignore", invalid="ignore"):
             logarithms = np.clip(np.log(weights), LEAST_LOGARITHM, 0)
-            levels = np.where(keys < 0, NOTHING, np.round((1 - logarithms / LEAST_LOGARITHM) * (NOTHING - 1))).astype("<u2")
+            levels = np.where(keys < 0, NOTHING, np.round((1 - logarithms / LEAST_LOGARITHM) * (NOTHING - 1)))
         totals = self.totals.transpose("layer", "head", "query").values[..., shown]
-        return {
-            "prompt": self.prompt,
-            "kept": self.weights.sizes["query"],
-            "queries": [int(query) for query in self.weights["query"].values[shown]],
-            "ranks": ranks,
-            "weights": _base64(levels),
-            "keys": _base64(np.ascontiguousarray(keys, dtype="<i4")),
-            "totals": _base64(np.ascontiguousarray(totals, dtype="<f4")),
-        }
+        packed = {"weights": _base64(levels), "keys": _base64(keys, "<i4"), "totals": _base64(totals, "<f4")}
+        queries = self.weights["query"].values
+        return {"prompt": self.prompt, "kept": len(queries), "queries": queries[shown].tolist(), "ranks": ranks, **packed}
 
 
 @dataclass(frozen=True)
@@ -199,7 +165,7 @@ class HeadRows:
                 break
             kept.append(rows)
         axes = head_axes(self.prompts[0].weights)
-        return {"kind": "rows", "title": self.title, "least": LEAST_LOGARITHM, "prompts": kept, **axes}
+        return {"kind": "rows", **_plain(self), "least": LEAST_LOGARITHM, "prompts": kept, **axes}
 
 
 @dataclass(frozen=True)
@@ -218,11 +184,10 @@ class NextTokens:
         """The predictions as JSON, numbers with six significant digits."""
         return {
             "kind": "next",
-            "title": self.title,
-            "prompt": self.prompt,
-            "tokens": [int(token) for token in self.probabilities["token"].values],
-            "probabilities": [digits_of(row) for row in self.probabilities.transpose("token", "rank").values],
-            "texts": [[str(text) for text in row] for row in self.texts],
+            **_plain(self),
+            "tokens": self.probabilities["token"].values.tolist(),
+            "probabilities": nested_digits(self.probabilities.transpose("token", "rank").values),
+            "texts": self.texts.astype(str).tolist(),
             "following": digits_of(self.following.values),
             "layers": [],
             "heads": [],
@@ -232,8 +197,13 @@ class NextTokens:
 HeadChart = HeadCurves | HeadImage | HeadRows | HeadArrows | HeadNumber | NextTokens
 
 
-def _base64(values: np.ndarray) -> str:
-    return base64.b64encode(values.tobytes()).decode("ascii")
+def _plain(chart: Any) -> dict[str, Any]:
+    """The fields of `chart` that are texts and numbers, by their names."""
+    return {name: value for name, value in vars(chart).items() if isinstance(value, str | int)}
+
+
+def _base64(values: np.ndarray, kind: str = "<u2") -> str:
+    return base64.b64encode(values.astype(kind).tobytes()).decode("ascii")
 
 
 def _halved(values: np.ndarray) -> np.ndarray:
@@ -242,9 +212,3 @@ def _halved(values: np.ndarray) -> np.ndarray:
     padded = np.pad(values, [(0, 0), (0, 0), (0, rows % 2), (0, columns % 2)], constant_values=np.nan)
     split = padded.reshape(*values.shape[:2], -(-rows // 2), 2, -(-columns // 2), 2)
     return nanmean(split, axis=(3, 5))
-
-
-def _ends(values: np.ndarray, end: np.ufunc) -> np.ndarray:
-    """The smallest or largest finite value of every head; 0 where there is none."""
-    ends = end.reduce(values.reshape(*values.shape[:2], -1), axis=-1)
-    return np.where(np.isfinite(ends), ends, 0.0)

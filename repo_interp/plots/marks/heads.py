@@ -8,7 +8,7 @@ Heads go from left to right within their layer. Knows nothing about what the val
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize, TwoSlopeNorm, to_hex
 from matplotlib.lines import Line2D
 
-from repo_interp.plots.marks.arrays import MEAN, digits_of
-from repo_interp.plots.marks.drawing import colour_bar, legend_below, name_ticks, scheme_handles, scheme_swatches, write_cells
+from repo_interp.plots.marks import drawing
+from repo_interp.plots.marks.arrays import MEAN, digits_of, nanmean, nested_digits
 from repo_interp.plots.marks.reading import head_axes, schemes, unit_label
-from repo_interp.plots.marks.table import Cell, Table
+from repo_interp.plots.marks.table import Cell, Table, cells
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
 
 CONTROL = "#8A8A8A"
@@ -63,20 +63,14 @@ class HeadMap:
             "variable": str(values.name or ""),
             "mean": str(values.attrs.get(MEAN, "")),
             **head_axes(values),
-            "values": [digits_of(row) for row in data],
-            "colours": [
-                [to_hex(shade) if np.isfinite(value) else MISSING for value, shade in zip(row, row_shades, strict=True)]
-                for row, row_shades in zip(data, shades, strict=True)
-            ],
+            "values": nested_digits(data),
+            "colours": np.where(np.isfinite(data), np.apply_along_axis(to_hex, -1, shades), MISSING).tolist(),
             "scale": [to_hex(shade) for shade in mpl.colormaps[colours](np.linspace(0, 1, SHADES))],
             "ends": digits_of([norm.vmin, norm.vmax]),
-            "prompts": None
-            if prompts is None or prompts.sizes["prompt"] < 2
-            else {
-                "numbers": [int(prompt) for prompt in prompts["prompt"].values],
-                "values": [[digits_of(row) for row in prompt] for prompt in prompts.values],
-            },
-            "control": None if control is None else [digits_of(row) for row in control.values],
+            "prompts": {"numbers": prompts["prompt"].values.tolist(), "values": nested_digits(prompts.values)}
+            if prompts is not None and prompts.sizes["prompt"] > 1
+            else None,
+            "control": None if control is None else nested_digits(control.values),
         }
 
 
@@ -94,15 +88,14 @@ def head_grid(values: xr.DataArray, ax: Axes, limits: tuple[float, float] | None
     ax.set_facecolor(MISSING)
     if data.shape[0] <= WRITTEN[0] and data.shape[1] <= WRITTEN[1]:
         lightness = mpl.colormaps[colours](norm(data))[..., :3] @ (0.3, 0.59, 0.11)
-        write_cells(ax, data, ".3g", np.where(lightness > 0.5, "black", "white"), 5.6)
-    colour_bar(ax.figure, shown, ax, pad=0.02, fraction=0.05)
+        drawing.write_cells(ax, data, ".3g", np.where(lightness > 0.5, "black", "white"), 5.6)
+    drawing.colour_bar(ax.figure, shown, ax, pad=0.02, fraction=0.05)
     for axis, name in ((ax.xaxis, "head"), (ax.yaxis, "layer")):
-        name_ticks(axis, values[name].values, 16)
+        drawing.name_ticks(axis, values[name].values, 16)
     ax.set(xlabel="head", ylabel="layer")
-    ax.spines[:].set_visible(False)
-    ax.tick_params(length=0)
+    drawing.bare(ax)
     if "scheme" in values.coords:
-        scheme_swatches(ax, schemes(values), "y")
+        drawing.scheme_swatches(ax, schemes(values), "y")
     ax.set_title("\n".join(filter(None, [_title(values), str(values.attrs.get(MEAN, ""))])))
     return ax
 
@@ -113,7 +106,7 @@ def head_grid_figure(values: xr.DataArray) -> PaperFigure:
     width = COLUMN_WIDTH if values.sizes["head"] <= 20 else PAGE_WIDTH
     figure = paper_figure(width, 0.9 + 0.15 * max(8, values.sizes["layer"]))
     head_grid(values, figure.subplots())
-    legend_below(figure, scheme_handles(schemes(values).values()))
+    drawing.legend_below(figure, drawing.scheme_handles(schemes(values).values()))
     return figure
 
 
@@ -121,26 +114,26 @@ def draw_with_control(ax: Axes, scores: xr.DataArray, control: xr.DataArray) -> 
     """Draw `scores` and `control` [layer, head], shares of 1, on `ax`; layers without scores are marked "none"."""
     named = schemes(scores)
     values, below = scores.transpose("layer", "head").values, control.transpose("layer", "head").values
-    heads = values.shape[1]
-    offsets = np.linspace(-0.36, 0.36, heads) if heads > 1 else np.zeros(1)
-    half = 0.45 * min(0.28, 0.72 / max(1, heads - 1))
-    for place, scheme in enumerate(named.values()):
-        known = np.isfinite(values[place])
+    half = 0.45 * min(0.28, 0.72 / max(1, values.shape[1] - 1))
+    for place, (scheme, own, controls) in enumerate(zip(named.values(), values, below, strict=True)):
+        known = np.isfinite(own)
         if not known.any():
-            middle = {"ha": "center", "va": "center", "transform": ax.get_xaxis_transform()}
-            ax.text(place, 0.5, "none", rotation=90, color=CONTROL, **middle)  # pyright: ignore[reportArgumentType]
+            drawing.say(ax, "none", place)
             continue
-        x = place + offsets[known]
-        ax.hlines(below[place][known], x - half, x + half, color=CONTROL, linewidth=1.4, gid=f"control {place}")
-        ax.vlines(x, below[place][known], values[place][known], color=CONTROL, linewidth=0.5, zorder=1)
-        ax.plot(
-            x, values[place][known], "o", color=scheme_colour(scheme), markersize=3.2, markeredgewidth=0, gid=f"heads {place}"
-        )
-    name_ticks(ax.xaxis, named, 24)
+        x, own, controls = place + head_offsets(len(own), 0.36)[known], own[known], controls[known]
+        ax.hlines(controls, x - half, x + half, color=CONTROL, linewidth=1.4, gid=f"control {place}")
+        ax.vlines(x, controls, own, color=CONTROL, linewidth=0.5, zorder=1)
+        ax.plot(x, own, "o", color=scheme_colour(scheme), markersize=3.2, markeredgewidth=0, gid=f"heads {place}")
+    drawing.name_ticks(ax.xaxis, named, 24)
     ax.set(xlabel="layer", xlim=(-0.6, len(named) - 0.4), ylim=(-0.02, 1.04))
     ax.grid(axis="y")
-    scheme_swatches(ax, named, "x")
+    drawing.scheme_swatches(ax, named, "x")
     return ax
+
+
+def head_offsets(heads: int, reach: float) -> np.ndarray:
+    """Places [head] of the heads of a layer about its own place, from -`reach` to `reach`."""
+    return np.linspace(-reach, reach, heads) if heads > 1 else np.zeros(1)
 
 
 def control_handle(label: str) -> Line2D:
@@ -148,26 +141,27 @@ def control_handle(label: str) -> Line2D:
     return Line2D([], [], color=CONTROL, linewidth=1.4, label=label)
 
 
+def head_rows(columns: Sequence[xr.DataArray], heads: Iterable[tuple[int, int]]) -> list[tuple[Cell, ...]]:
+    """Rows of a table: layer, head, scheme, and the numbers of `columns` [layer, head], for each of `heads`."""
+    named = schemes(columns[0])
+    return [
+        (layer, head, scheme_name(named[layer]), *cells(column.sel(layer=layer, head=head) for column in columns))
+        for layer, head in heads
+    ]
+
+
 def layer_table(name: str, title: str, values: Mapping[str, xr.DataArray], note: str) -> Table:
     """One row per layer and one for all: mean over heads of each of `values` [layer, head], by the names of their columns, and the
     smallest and the largest head of the first.
     """
-    named = schemes(next(iter(values.values())))
-    parts = [
-        (str(layer), scheme_name(scheme), [column.sel(layer=layer) for column in values.values()])
-        for layer, scheme in named.items()
-    ]
-    parts.append(("all", "", list(values.values())))
-    rows = [
-        (layer, scheme, _finite(own[0], np.min), _finite(own[0], np.max), *(_finite(column, np.mean) for column in own))
-        for layer, scheme, own in parts
-    ]
+    main, *_ = columns = list(values.values())
+    parts = [(str(layer), scheme_name(scheme), layer) for layer, scheme in schemes(main).items()]
+    rows = []
+    for label, scheme, layers in [*parts, ("all", "", slice(None))]:
+        ends = main.sel(layer=layers).min(), main.sel(layer=layers).max()
+        means = (nanmean(column.sel(layer=layers).values) for column in columns)
+        rows.append((label, scheme, *cells((*ends, *means))))
     return Table(name, title, ("layer", "scheme", "smallest head", "largest head", *values), tuple(rows), note)
-
-
-def _finite(values: xr.DataArray, reduce: Callable[[np.ndarray], Any]) -> Cell:
-    finite = values.values[np.isfinite(values.values)]
-    return float(reduce(finite)) if finite.size else None
 
 
 def _title(values: xr.DataArray) -> str:

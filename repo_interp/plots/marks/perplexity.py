@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from repo_interp.plots.marks.drawing import length_axis
-from repo_interp.plots.marks.scores import draw_seeds, legend_under, looks, move_aside
+from repo_interp.plots.marks.scores import MARK, draw_errors, draw_seeds, legend_under, looks, move_aside
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
 
 LOG_FROM = 4.0
@@ -72,8 +72,7 @@ def draw_perplexity(ax: Axes, data: xr.Dataset) -> Axes:
     for row, (name, look) in enumerate(looks(data).items()):
         known = np.isfinite(rows[row]).any(axis=1)
         x, seeds = lengths[known], rows[row][known]
-        means = np.nanmean(seeds, axis=1)
-        marks: list[Artist] = [*ax.plot(x, means, **look, markersize=3, markeredgewidth=0, gid=f"perplexity {name}")]
+        marks: list[Artist] = [*ax.plot(x, np.nanmean(seeds, axis=1), **look, **MARK, gid=f"perplexity {name}")]
         if seeds.shape[1] > 1:
             marks += draw_seeds(ax, x, seeds, look["color"], name)
         move_aside(ax, marks, row, len(rows))
@@ -89,9 +88,8 @@ def _draw_differences(ax: Axes, data: xr.Dataset) -> None:
     margins = data["difference"].transpose("checkpoint", "test_set").values
     errors = data["difference_error"].transpose("checkpoint", "test_set").values
     for row, (name, look) in enumerate(looks(data).items()):
-        marks: list[Artist] = [*ax.plot(lengths, margins[row], **look, markersize=3, markeredgewidth=0, gid=f"difference {name}")]
-        ends = margins[row] - 2 * errors[row], margins[row] + 2 * errors[row]
-        marks.append(ax.vlines(lengths, *ends, color=look["color"], linewidth=0.7, gid=f"error {name}"))
+        marks: list[Artist] = [*ax.plot(lengths, margins[row], **look, **MARK, gid=f"difference {name}")]
+        marks.append(draw_errors(ax, lengths, margins[row], 2 * errors[row], look["color"], name))
         move_aside(ax, marks, row, len(margins))
     ax.axhline(0, color="#333333", linewidth=0.6)
     length_axis(ax, lengths, data.attrs["training_length"], "length (tokens)")

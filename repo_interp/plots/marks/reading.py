@@ -108,6 +108,16 @@ def schemes(dataset: xr.Dataset | xr.DataArray) -> dict[int, str]:
     return dict(zip(layers, map(str, names), strict=True))
 
 
+def layer_scheme(dataset: xr.Dataset | xr.DataArray, layer: int) -> str:
+    """The position scheme of `layer`, as papers write it."""
+    return scheme_name(schemes(dataset)[layer])
+
+
+def layer_colour(dataset: xr.Dataset | xr.DataArray, layer: int) -> str:
+    """The colour of the position scheme of `layer`."""
+    return scheme_colour(schemes(dataset)[layer])
+
+
 def head_axes(dataset: xr.Dataset | xr.DataArray) -> dict[str, list]:
     """The layers of `dataset`, with the names and colours of their schemes, and its heads, as the scripts of the page read them."""
     layers = [

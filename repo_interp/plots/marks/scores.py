@@ -33,7 +33,8 @@ from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.transforms import offset_copy
 
-from repo_interp.plots.marks.drawing import colour_bar, legend_below, write_cells
+from repo_interp.plots.marks.arrays import nanmean
+from repo_interp.plots.marks.drawing import colour_bar, double_axis, legend_below, training_line, write_cells
 from repo_interp.plots.marks.reading import unit_label
 from repo_interp.plots.style import (
     COLUMN_WIDTH,
@@ -67,6 +68,7 @@ TITLE_LETTERS = 12
 """Letters of a line of a map's title, where there is room for them."""
 AROUND_MAPS = 1.05
 """Inches around all maps: their axis and the colour bar."""
+MARK: Mapping[str, Any] = {"markersize": 3, "markeredgewidth": 0}
 SEED_DOTS: Mapping[str, Any] = {"markersize": 1.4, "markeredgewidth": 0}
 
 
@@ -134,7 +136,7 @@ def method_panels(data: xr.Dataset) -> PaperFigure:
 
 def handles(data: xr.Dataset) -> list[Line2D]:
     """Legend entries of the checkpoints of `data`."""
-    return [Line2D([], [], markersize=3, markeredgewidth=0, **look) for look in looks(data).values()]
+    return [Line2D([], [], **MARK, **look) for look in looks(data).values()]
 
 
 def draw_scores(ax: Axes, data: xr.Dataset) -> Axes:
@@ -146,18 +148,13 @@ def draw_scores(ax: Axes, data: xr.Dataset) -> Axes:
     places = sets.astype(float) if numeric else np.arange(len(sets), dtype=float)
     for row, (name, look) in enumerate(looks(data).items()):
         values = scores.values[row]
-        seeds = np.isfinite(values).sum(axis=1)
-        known = seeds > 0
-        means = np.where(known, np.nansum(values, axis=1) / np.maximum(seeds, 1), np.nan)
-        shift = 0.0 if numeric else 0.5 * ((row + 0.5) / len(scores) - 0.5)
-        x = places + shift
-        line = look if numeric else {**look, "linestyle": "none"}
-        marks: list[Artist] = [*ax.plot(x, means, markersize=3, markeredgewidth=0, **line, gid=f"score {name}")]
-        if seeds.max(initial=0) > 1:
+        x = places + (0.0 if numeric else 0.5 * ((row + 0.5) / len(scores) - 0.5))
+        line, means = look if numeric else {**look, "linestyle": "none"}, nanmean(values, axis=1)
+        marks: list[Artist] = [*ax.plot(x, means, **MARK, **line, gid=f"score {name}")]
+        if np.isfinite(values).sum(axis=1).max(initial=0) > 1:
             marks += draw_seeds(ax, x, values, look["color"], name)
         elif errors is not None:
-            ends = means - errors[row], means + errors[row]
-            marks.append(ax.vlines(x, *ends, color=look["color"], linewidth=0.7, gid=f"error {name}"))
+            marks.append(draw_errors(ax, x, means, errors[row], look["color"], name))
         if numeric:
             points = FEW_BESIDE if len(sets) <= FEW else min(BESIDE, CLOSEST / (len(sets) * len(scores)))
             move_aside(ax, marks, row, len(scores), points)
@@ -176,9 +173,8 @@ def score_maps(maps: xr.DataArray, training_length: int, counts: xr.DataArray | 
     """
     maps = maps.transpose("method", "checkpoint", "depth", "length")
     methods, checkpoints, depths, lengths = maps.shape
-    titles = [look["label"] for look in looks(maps.to_dataset(name="score")).values()] + (
-        [] if counts is None else ["prompts per cell"]
-    )
+    titles = [look["label"] for look in looks(maps.to_dataset(name="score")).values()]
+    titles += [] if counts is None else ["prompts per cell"]
     columns, letters = len(titles), max(len(line) for title in titles for line in textwrap.wrap(title, TITLE_LETTERS))
     width = min(PAGE_WIDTH, max(COLUMN_WIDTH, AROUND_MAPS + max(0.36 * lengths, LETTER * letters) * columns))
     titles = [textwrap.fill(title, max(1, int((width - AROUND_MAPS) / columns / LETTER))) for title in titles]
@@ -249,6 +245,11 @@ def draw_seeds(ax: Axes, x: np.ndarray, values: np.ndarray, colour: str, name: s
     return [bars, *ax.plot(*dots, "o", color=colour, **SEED_DOTS, gid=f"seed dots {name}")]
 
 
+def draw_errors(ax: Axes, x: np.ndarray, middle: np.ndarray, error: np.ndarray, colour: str, name: str) -> Artist:
+    """A thin bar from `middle` - `error` to `middle` + `error` at each of `x`."""
+    return ax.vlines(x, middle - error, middle + error, color=colour, linewidth=0.7, gid=f"error {name}")
+
+
 def _axis(ax: Axes, sets: np.ndarray, numeric: bool, data: xr.Dataset) -> None:
     score = data["score"]
     ax.set_ylabel(unit_label(str(score.attrs.get("long_name", "score")), score))
@@ -261,15 +262,11 @@ def _axis(ax: Axes, sets: np.ndarray, numeric: bool, data: xr.Dataset) -> None:
         return
     ax.set_xlabel(f"length ({data.attrs.get('axis', 'tokens')})")
     if len(sets) <= 6 and sets.max() >= DOUBLINGS * sets.min() > 0:
-        ax.set_xscale("log", base=2)
-        ax.set_xticks(sets, [f"{value:,}" for value in sets])
-        ax.minorticks_off()
+        double_axis(ax, sets)
     elif len(sets) == 1:
         ax.set_xticks(sets, [f"{sets[0]:,}"])
     if "training_length" in data.attrs:
-        ax.axvline(
-            float(data.attrs["training_length"]), color="#222222", linewidth=0.6, linestyle=(0, (1, 1.5)), gid="training length"
-        )
+        training_line(ax, data.attrs["training_length"])
 
 
 def _seeds(data: xr.Dataset) -> str:

@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import partial
 from html import escape
 from itertools import groupby
 from pathlib import Path
@@ -22,9 +23,9 @@ from typing import Any
 import xarray as xr
 
 from repo_interp.errors import InputError
-from repo_interp.failures import noted
-from repo_interp.plots.catalogue import Drawn, figures_of, views_of
-from repo_interp.plots.findings import Finding, findings
+from repo_interp.failures import noted, until_failure
+from repo_interp.plots.catalogue import figures_of, views_of
+from repo_interp.plots.findings import findings
 from repo_interp.plots.marks.reading import checkpoint_name
 from repo_interp.plots.marks.runs import has_runs, runs_of
 from repo_interp.plots.marks.table import Table, format_cell
@@ -41,10 +42,9 @@ _EMBEDDED = ("png", "svg")
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the page: the group and the title of its view, what it shows, and what it brings to life."""
+    """A section of the page: its view, what it shows, and what it brings to life."""
 
-    group: str
-    title: str
+    view: View
     content: dict[str, Any]
     """What the template's `section_of` takes."""
     interactive: Interactive | None
@@ -65,7 +65,7 @@ def report_page(
     """
     options = PageOptions(None if prompts is None else tuple(prompts), round(megabytes * 1e6))
     path = Path(path)
-    path.write_text(_page(run, options, _pictures(run), None), encoding="utf-8", newline="\n")
+    path.write_text(_page(run, options, _pictures(run, None), None), encoding="utf-8", newline="\n")
     return path
 
 
@@ -93,16 +93,7 @@ def show(run: xr.DataTree, height: int = 800) -> Shown:
     """
     if isinstance(height, bool) or not isinstance(height, int) or height < 1:
         raise InputError(f"height is {height!r}; wanted pixels, a whole number from 1 on, such as 800")
-    return Shown(_page(run, PageOptions(), _pictures(run), None), height)
-
-
-def _pictures(run: xr.DataTree) -> list[tuple[str, Picture]]:
-    """The pictures of the page of `run`, with their groups."""
-    return [
-        (one.measure, picture(one.figure, one.caption, rendered(one.figure, _EMBEDDED)))
-        for one in figures_of(run)
-        if _pictured(one, run)
-    ]
+    return Shown(_page(run, PageOptions(), _pictures(run, None), None), height)
 
 
 def write_report(
@@ -119,19 +110,35 @@ def write_report(
     """
     directory.mkdir(parents=True, exist_ok=True)
     failures: list[str] = []
+    pictures = _pictures(run, failures, directory, formats, drawn)
+    with noted(failures, "the page"):
+        path.write_text(_page(run, PageOptions(), pictures, failures), encoding="utf-8", newline="\n")
+    return failures
+
+
+def _pictures(
+    run: xr.DataTree,
+    failures: list[str] | None,
+    directory: Path = Path(),
+    formats: Sequence[str] = (),
+    drawn: Callable[[str], object] | None = None,
+) -> list[tuple[str, Picture]]:
+    """The pictures of the page of `run`, with their groups; every figure is written into `directory` in `formats`.
+
+    Of one run the page holds no picture of what it shows as a map or chart.
+    """
     pictures = []
     for one in figures_of(run, failures):
         if drawn is not None:
             drawn(one.name)
         with noted(failures, f"the figure {one.name!r} of {one.measure!r}"):
-            pictured = _pictured(one, run)
-            contents = rendered(one.figure, tuple(dict.fromkeys((*formats, *(_EMBEDDED if pictured else ())))))
+            is_live = not has_runs(run) and any(fnmatch(one.name, pattern) for pattern in one.view.live)
+            wanted = (*formats, *(() if is_live else _EMBEDDED))
+            contents = rendered(one.figure, tuple(dict.fromkeys(wanted))) if wanted else {}
             write_pictures({name: contents[name] for name in formats}, directory / one.name)
-            if pictured:
+            if not is_live:
                 pictures.append((one.measure, picture(one.figure, one.caption, contents)))
-    with noted(failures, "the page"):
-        path.write_text(_page(run, PageOptions(), pictures, failures), encoding="utf-8", newline="\n")
-    return failures
+    return pictures
 
 
 def _page(run: xr.DataTree, options: PageOptions, pictures: Sequence[tuple[str, Picture]], failures: list[str] | None) -> str:
@@ -140,16 +147,14 @@ def _page(run: xr.DataTree, options: PageOptions, pictures: Sequence[tuple[str, 
         raise InputError("a report needs a run with at least one measure; this one has none")
     sections: list[Section] = []
     for view in views_of(run):
-        with noted(failures, f"the section of {view.group!r}"):
-            section = _section(view, run, options, [picture for group, picture in pictures if group == view.group])
-            sections += [] if section is None else [section]
-    found: list[Finding] = []
-    with noted(failures, "the findings"):
-        found = [] if has_runs(run) else findings(run)
+        of_view = partial(_section, view, run, options, [picture for group, picture in pictures if group == view.group])
+        sections += until_failure(of_view, f"the section of {view.group!r}", failures)
     sections.sort(key=lambda section: not section.explores)
-    sides = linked_sides(run, failures) if has_runs(run) else []
+    several = has_runs(run)
+    found = [] if several else list(until_failure(partial(findings, run), "the findings", failures))
+    sides = linked_sides(run, failures) if several else []
     interactives = [part for part in (each.interactive for each in (sides or sections)) if part is not None]
-    lively = bool(sides) or (not has_runs(run) and any(section.lively for section in sections))
+    lively = bool(sides) or (not several and any(section.lively for section in sections))
     not_measured = [f"not measured: {line}" for line in str(run.attrs.get("stopped", "")).splitlines()]
     owners = [("run", run.attrs), *((name, node.attrs) for name, node in run.children.items() if node.attrs)]
     page = template().page_of(
@@ -159,7 +164,7 @@ def _page(run: xr.DataTree, options: PageOptions, pictures: Sequence[tuple[str, 
         warnings=[*str(run.attrs.get("notes", "")).splitlines(), *not_measured],
         sides=sides,
         sections=sections,
-        runs=_runs_table(run) if has_runs(run) else None,
+        runs=_runs_table(run) if several else None,
         owners=[(owner, {str(name): _fact(value) for name, value in stated.items()}) for owner, stated in owners],
         style=packaged("page.css") + packaged("explorer.css") if lively else packaged("page.css"),
         script=page_script(interactives, bool(interactives) or any(each.content["charts"] for each in sections))
@@ -169,11 +174,6 @@ def _page(run: xr.DataTree, options: PageOptions, pictures: Sequence[tuple[str, 
     return str(page)
 
 
-def _pictured(drawn: Drawn, run: xr.DataTree) -> bool:
-    """Whether the page of `run` holds `drawn` as a picture: not where it shows the same as a map or chart."""
-    return has_runs(run) or not any(fnmatch(drawn.name, pattern) for pattern in drawn.view.live)
-
-
 def _title(run: xr.DataTree, sections: Sequence[Section]) -> str:
     """What the page is about: the runs that are compared, else the description by the first view that has one, else the first section."""
     if has_runs(run):
@@ -181,19 +181,19 @@ def _title(run: xr.DataTree, sections: Sequence[Section]) -> str:
         return f"Compared: {', '.join(runs.title(name) for name in runs.names)}"
     described = next(filter(None, (view.describe(run) for view in views_of(run))), None)
     tasks = [f" on {node.attrs['task']}" for node in run.children.values() if "task" in node.attrs]
-    first = sections[0].title if sections else "Run"
+    first = sections[0].view.title if sections else "Run"
     return described or f"{first} of {checkpoint_name(run)}{tasks[0] if tasks else ''}"
 
 
-def _section(view: View, run: xr.DataTree, options: PageOptions, pictures: Sequence[Picture]) -> Section | None:
-    """The section of `view` with `pictures` of its figures; None where there is nothing to show."""
+def _section(view: View, run: xr.DataTree, options: PageOptions, pictures: Sequence[Picture]) -> list[Section]:
+    """The section of `view` with `pictures` of its figures; none where there is nothing to show."""
     tables = list(view.tables(run))
     maps = [heads.data() for heads in view.head_maps(run)]
     charts = [chart.data() for chart in view.head_charts(run)]
     data, notes = (None, ()) if view.interactive is None else view.interactive.data(run, options)
     interactive = None if data is None else view.interactive
     if not (pictures or tables or maps or charts or interactive):
-        return None
+        return []
     content = {
         "group": view.group,
         "title": view.title,
@@ -209,7 +209,7 @@ def _section(view: View, run: xr.DataTree, options: PageOptions, pictures: Seque
     }
     lively = bool(maps or charts or interactive)
     explores = interactive is not None and "token_count" in run[view.group].data_vars
-    return Section(view.group, view.title, content, interactive, lively, explores)
+    return [Section(view, content, interactive, lively, explores)]
 
 
 def _facts(run: xr.DataTree, sections: Sequence[Section]) -> list[tuple[str, str]]:
@@ -217,7 +217,7 @@ def _facts(run: xr.DataTree, sections: Sequence[Section]) -> list[tuple[str, str
     facts = {"layout": "layout", "training_length": "context in training (tokens)", "dtype": "dtype", "prompts": "prompts"}
     given = [(label, run.attrs[name]) for name, label in facts.items() if name in run.attrs]
     given = [(label, _stretches(value) if label == "layout" else value) for label, value in given]
-    shown = {section.group for section in sections}
+    shown = {section.view.group for section in sections}
     others = [name for name in run.children if name not in shown]
     given += [("in run.nc, without a section here", ", ".join(others))] if others else []
     return [(label, _fact(value)) for label, value in given]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
+from itertools import groupby
 from typing import Any
 
 import matplotlib as mpl
@@ -23,12 +24,13 @@ from matplotlib.patches import Patch
 from scipy.cluster.hierarchy import dendrogram, linkage
 from scipy.spatial.distance import squareform
 
-from repo_interp.plots.marks.drawing import colour_bar, counted, legend_below, name_ticks, scheme_swatches
+from repo_interp.plots.marks.arrays import digits_of, heads_of, heads_where, ranked_heads
+from repo_interp.plots.marks.drawing import bare, colour_bar, counted, legend_below, name_ticks, scheme_swatches
 from repo_interp.plots.marks.finding import Finding, heads_named, percent
 from repo_interp.plots.marks.heads import MISSING, HeadMap
 from repo_interp.plots.marks.reading import group, schemes, unit_label
 from repo_interp.plots.marks.runs import BESIDE, has_runs, runs_of, spread
-from repo_interp.plots.marks.table import Cell, Table
+from repo_interp.plots.marks.table import Cell, Table, cells
 from repo_interp.plots.style import PAGE_HEIGHT, PAGE_WIDTH, PaperFigure, paper_figure, scheme_name, style
 from repo_interp.plots.view import Beside, Interactive, PageOptions, View
 
@@ -63,11 +65,8 @@ def head_columns(atlas: xr.Dataset) -> dict[str, xr.DataArray]:
         further = [str(dim) for dim in variable.dims if dim not in ("layer", "head")]
         if not {"layer", "head"} <= set(variable.dims) or len(further) > 1 or "label" in further:
             continue
-        if not further:
-            columns[str(name)] = variable.transpose("layer", "head")
-            continue
-        for label in variable[further[0]].values:
-            columns[f"{name}[{label}]"] = variable.sel({further[0]: label}).transpose("layer", "head")
+        parts = {f"{name}[{label}]": variable.sel({axis: label}) for axis in further for label in variable[axis].values}
+        columns |= {column: part.transpose("layer", "head") for column, part in (parts or {str(name): variable}).items()}
     return columns
 
 
@@ -88,7 +87,8 @@ def atlas_names(run: xr.DataTree) -> PaperFigure:
         runs = runs_of(run)
         panels = {runs.title(name): atlas.sel(run=name) for name in spread(runs.names, BESIDE)}
     labels = [str(label) for label in atlas["label"].values]
-    colours, ticks = label_colours(labels), 32 // len(panels)
+    palette, ticks = mpl.colormaps["tab20"], 32 // len(panels)
+    colours = {label: to_hex(palette((2 * place) % 20 + (2 * place) // 20)) for place, label in enumerate(labels)}
     width = PAGE_WIDTH if len(panels) > 1 else min(PAGE_WIDTH, 1.2 + 0.36 * atlas.sizes["head"])
     figure = paper_figure(width, 0.8 + 0.17 * max(6, atlas.sizes["layer"]))
     axes: Any = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
@@ -116,28 +116,19 @@ def draw_names(ax: Axes, names: np.ndarray, colours: Mapping[str, str]) -> Axes:
     ax.set_xticks(np.arange(heads + 1) - 0.5, minor=True)
     ax.set_yticks(np.arange(layers + 1) - 0.5, minor=True)
     ax.grid(which="minor", color="white", linewidth=0.8)
-    ax.tick_params(which="both", length=0)
-    ax.spines[:].set_visible(False)
+    bare(ax)
     return ax
-
-
-def label_colours(labels: Sequence[str]) -> dict[str, str]:
-    """A colour for every name, the same whichever of them a run has."""
-    palette = mpl.colormaps["tab20"]
-    return {label: to_hex(palette((2 * place) % 20 + (2 * place) // 20)) for place, label in enumerate(labels)}
 
 
 def standardised(atlas: xr.Dataset) -> tuple[np.ndarray, list[str], list[tuple[int, int]]]:
     """Z-scores over heads [head of any layer, column] of the numbers that vary, the names of the columns, and the heads (layer, head)."""
-    columns = {
-        name: values.values.astype(float).ravel() for name, values in head_columns(atlas).items() if values.dtype.kind in "fiu"
-    }
-    varying = {}
-    for name, values in columns.items():
-        known = values[np.isfinite(values)]
-        if known.size > 1 and known.std() > 1e-9 * (1 + np.abs(known).max()):
-            varying[name] = np.where(np.isfinite(values), (values - known.mean()) / known.std(), 0.0)
-    heads = [(int(layer), int(head)) for layer in atlas["layer"].values for head in atlas["head"].values]
+    varying, heads = {}, heads_of(atlas)
+    for name, column in head_columns(atlas).items():
+        if column.dtype.kind in "fiu":
+            values = column.values.astype(float).ravel()
+            known = values[np.isfinite(values)]
+            if known.size > 1 and known.std() > 1e-9 * (1 + np.abs(known).max()):
+                varying[name] = np.where(np.isfinite(values), (values - known.mean()) / known.std(), 0.0)
     return np.stack(list(varying.values()), axis=1) if varying else np.zeros((len(heads), 0)), list(varying), heads
 
 
@@ -171,20 +162,15 @@ def atlas_overview(run: xr.DataTree) -> PaperFigure | None:
     ax.yaxis.tick_right()
     ax.yaxis.set_label_position("right")
     if named:
-        texts = [f"L{heads[place][0]} H{heads[place][1]} {_short(names[place])}" for place in order]
+        short = [", ".join(of[:2]) + (f" +{len(of) - 2}" if len(of) > 2 else "") for of in names]
+        texts = [f"L{heads[place][0]} H{heads[place][1]} {short[place]}" for place in order]
         ax.set_yticks(range(len(heads)), texts, fontsize=4.6)
     else:
         _name_stretches(ax, [names[place] for place in order])
-    ax.tick_params(length=0)
-    ax.spines[:].set_visible(False)
+    bare(ax)
     look = {"location": "top", "pad": 0.01, "fraction": 0.03, "aspect": 50, "extend": "both"}
     colour_bar(figure, image, ax, "deviations from the mean over heads", **look)
     return figure
-
-
-def _short(names: tuple[str, ...]) -> str:
-    """The first two names, and the number of further ones."""
-    return ", ".join(names[:2]) + (f" +{len(names) - 2}" if len(names) > 2 else "")
 
 
 def _draw_tree(ax: Any, links: np.ndarray | None, heads: int) -> None:
@@ -199,42 +185,29 @@ def _draw_tree(ax: Any, links: np.ndarray | None, heads: int) -> None:
 
 def _name_stretches(ax: Any, names: Sequence[tuple[str, ...]]) -> None:
     """A label at the middle of every stretch of heads that begin with the same name, if it is long enough to be read."""
-    first, places, texts = 0, [], []
-    for place in range(1, len(names) + 1):
-        if place == len(names) or names[place][:1] != names[first][:1]:
-            if place - first >= 3 and names[first]:
-                places.append((first + place - 1) / 2)
-                texts.append(f"{names[first][0]} ({place - first})")
-            first = place
-    ax.set_yticks(places, texts, fontsize=5)
+    first, labels = 0, {}
+    for named, stretch in groupby(names, key=lambda of: of[:1]):
+        count = len(list(stretch))
+        if count >= 3 and named:
+            labels[first + (count - 1) / 2] = f"{named[0]} ({count})"
+        first += count
+    ax.set_yticks(list(labels), list(labels.values()), fontsize=5)
 
 
 def atlas_table(run: xr.DataTree) -> Table:
     """One row per name: how many heads have it, which, what the score must exceed, and what random-weight controls reach."""
     atlas = group(run, "atlas")
-    layers, heads = (atlas[axis].values for axis in ("layer", "head"))
     rows: list[tuple[Cell, ...]] = []
-    for label in atlas["label"].values:
+    for label in map(str, atlas["label"].values):
         own = atlas.sel(label=label)
-        places = np.argwhere(own["named"].transpose("layer", "head").values > 0)
-        which = [f"L{layers[row]}\u00a0H{heads[column]}" for row, column in places.tolist()]
+        which = [f"L{layer}\u00a0H{head}" for layer, head in heads_where(own["named"] > 0)]
         shown = ", ".join(which[:LISTED]) + (f", and {len(which) - LISTED} more" if len(which) > LISTED else "")
-        controls = own["null"].values[np.isfinite(own["null"].values)]
-        threshold = float(own["threshold"])
-        rows.append(
-            (
-                str(label),
-                len(which),
-                shown or "–",
-                threshold if np.isfinite(threshold) else None,
-                float(controls.max()) if controls.size else None,
-            )
-        )
-    unnamed = sum(not of for of in names_of(atlas).ravel())
-    used = [str(label) for label, *_, threshold, _ in rows if threshold is not None]
+        rows.append((label, len(which), shown or "–", *cells((own["threshold"], own["null"].max()))))
+    names = names_of(atlas)
+    used = [label for label, *_, threshold, _ in rows if threshold is not None]
     rules = "; ".join(f"{label}: {atlas['rule'].sel(label=label).values}" for label in used)
     note = (
-        f"{unnamed} of {len(layers) * len(heads)} heads have no name. {atlas.attrs.get('twins', 0)} twins with random weights, "
+        f"{sum(not of for of in names.flat)} of {names.size} heads have no name. {atlas.attrs.get('twins', 0)} twins with random weights, "
         f"{counted(int(atlas.attrs.get('prompts', 0)), 'prompt')}, {atlas.attrs.get('sequences', 0)} sequences of "
         f"{atlas.attrs.get('repeated_tokens', 0)} random tokens, repeated. A dash: this run has nothing to measure it by. Rules: {rules}."
     )
@@ -259,22 +232,13 @@ def _without_direct_path(atlas: xr.Dataset) -> list[str]:
 def embed(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Every head as a row for the table of the page: layer, head, scheme, name, and its numbers with six significant digits."""
     atlas = group(run, "atlas")
-    columns = head_columns(atlas)
-    texts = {name: values for name, values in columns.items() if values.dtype.kind in "OUS"}
-    named = schemes(atlas)
-    shown = {**{name: texts[name] for name in ("name",) if name in texts}, **columns}
-    described = [
-        {
-            "name": name,
-            "title": unit_label(str(values.attrs.get("long_name", name)), values),
-            "text": name in texts,
-            "values": [str(text) for text in values.values.ravel()]
-            if name in texts
-            else [float(f"{value:.6g}") if np.isfinite(value) else None for value in values.values.ravel().astype(float)],
-        }
-        for name, values in shown.items()
-    ]
-    heads = [[int(layer), int(head)] for layer in atlas["layer"].values for head in atlas["head"].values]
+    columns, described = head_columns(atlas), []
+    for name in sorted(columns, key=lambda name: name != "name"):
+        text, values = columns[name].dtype.kind in "OUS", columns[name].values.ravel()
+        title = unit_label(str(columns[name].attrs.get("long_name", name)), columns[name])
+        shown = values.astype(str).tolist() if text else digits_of(values)
+        described.append({"name": name, "title": title, "text": text, "values": shown})
+    heads, named = heads_of(atlas), schemes(atlas)
     return {"heads": heads, "schemes": [scheme_name(named[layer]) for layer, _ in heads], "columns": described}, ()
 
 
@@ -291,10 +255,9 @@ def changed_names(tree: xr.DataTree) -> Table:
     """
     runs, name = runs_of(tree), group(tree, "atlas")["name"].transpose("run", "layer", "head")
     shown = spread(runs.names, COLUMNS)
-    texts, places = name.sel(run=shown).values, np.argwhere((name != name.isel(run=0)).any("run").values)
     rows = tuple(
-        (int(name["layer"][layer]), int(name["head"][head]), *(str(text) or "–" for text in texts[:, layer, head]))
-        for layer, head in places.tolist()
+        (layer, head, *(str(text) or "–" for text in name.sel(run=shown, layer=layer, head=head).values))
+        for layer, head in heads_where((name != name.isel(run=0)).any("run"))
     )
     note = f"{len(rows)} of {name.sizes['layer'] * name.sizes['head']} heads are not called the same; heads are lined up by their place."
     return Table("atlas", "Heads whose name changes", ("layer", "head", *map(runs.title, shown)), rows, note)
@@ -310,46 +273,30 @@ def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
 
 _FILES = files("repo_interp.plots.views")
 _FOUND = {
-    "mirror": (
-        "mirror",
-        0.95,
-        "Mirror heads: {heads}. Copies get positions near their sources'; strongest {best} ({score:.2f} of 1)",
-    ),
-    "retrieval": (
-        "retrieval",
-        0.9,
-        "Retrieval heads: {heads}. {best} looks most at the source of the next token for {share} of the answer",
-    ),
+    "mirror": (0.95, "Mirror heads: {heads}. Copies get positions near their sources'; strongest {best} ({score:.2f} of 1)"),
+    "retrieval": (0.9, "Retrieval heads: {heads}. {best} looks most at the source of the next token for {share} of the answer"),
     "induction": (
-        "induction",
         0.8,
         "Induction heads: {heads}. {best} gives {share} of its attention to tokens after earlier copies, in random tokens that repeat",
     ),
-    "sink": (
-        "sink",
-        0.7,
-        "Attention sink: {heads}, from layer {first} on, give more than half to token 0; most {best} ({share})",
-    ),
-    "previous token": ("previous_token", 0.6, "Previous-token heads: {heads}. Strongest {best} ({share} of its attention)"),
-    "duplicate token": ("duplicate_token", 0.5, "Duplicate-token heads: {heads}. Strongest {best} ({share} of its attention)"),
+    "sink": (0.7, "Attention sink: {heads}, from layer {first} on, give more than half to token 0; most {best} ({share})"),
+    "previous token": (0.6, "Previous-token heads: {heads}. Strongest {best} ({share} of its attention)"),
+    "duplicate token": (0.5, "Duplicate-token heads: {heads}. Strongest {best} ({share} of its attention)"),
 }
-"""By name of the atlas: the score that it is given by, the weight of the finding, and its sentence."""
+"""By name of the atlas, which is that of its score: the weight of the finding, and its sentence."""
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
     """Names that some heads have: their scores are beyond those of the random-weight controls."""
     atlas = group(run, "atlas")
-    layers, heads = atlas["layer"].values, atlas["head"].values
-    for label, (score, weight, sentence) in _FOUND.items():
-        if label not in atlas["label"].values or score not in atlas:
-            continue
-        has = atlas["named"].sel(label=label).transpose("layer", "head").values.astype(bool)
+    for label, (weight, sentence) in _FOUND.items():
+        score = label.replace(" ", "_")
+        has = atlas["named"].sel(label=label) > 0 if label in atlas["label"].values and score in atlas else xr.DataArray(False)
         if not has.any():
             continue
-        values = np.where(has, atlas[score].transpose("layer", "head").values, -np.inf)
-        row, column = np.unravel_index(int(values.argmax()), values.shape)
-        layer, head, best = int(layers[row]), int(heads[column]), float(values[row, column])
-        named = [(int(layers[i]), int(heads[j])) for i, j in np.argwhere(has)]
+        named = heads_where(has)
+        layer, head = ranked_heads(atlas[score].where(has))[0]
+        best = float(atlas[score].sel(layer=layer, head=head))
         many = heads_named(named, 8) if len(named) <= 8 else f"{len(named)} of {has.size} heads"
         words = {"heads": many, "best": f"L{layer} H{head}", "score": best, "share": percent(best), "first": min(named)[0]}
         null = float(atlas["null"].sel(label=label).max())

@@ -8,7 +8,7 @@ A_ij is attention after the softmax. Draws the group `attention_mass` of a run. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,13 +17,13 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from repo_interp.plots.marks.arrays import nanmean, over_prompts, ranked
+from repo_interp.plots.marks.arrays import heads_of, nanmean, over_prompts, ranked_heads
 from repo_interp.plots.marks.drawing import counted, legend_below, note, number, plain_decades, scheme_handles
 from repo_interp.plots.marks.finding import Finding, heads_named, percent
-from repo_interp.plots.marks.heads import HeadMap, head_grid_figure
+from repo_interp.plots.marks.heads import HeadMap, head_grid_figure, head_rows
 from repo_interp.plots.marks.reading import BACKGROUND, group, has_groups, ordered_spans, pick, schemes
-from repo_interp.plots.marks.table import Cell, Table, cells
-from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
+from repo_interp.plots.marks.table import Table, cells
+from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, style
 from repo_interp.plots.view import View
 
 UNIT = 100.0
@@ -85,14 +85,12 @@ def draw_mass(ax: Axes, per_token: np.ndarray, table: np.ndarray, named: Mapping
             heads = nanmean(values[:, layers[kind]], axis=0).ravel()
             heads = heads[np.isfinite(heads)]
             if heads.size:
-                y = row + 0.22 + min(0.1, 0.36 / len(kinds)) * place
+                y, colour, left = row + 0.22 + min(0.1, 0.36 / len(kinds)) * place, scheme_colour(kind), ax.get_xlim()[0]
                 five, quarter, three_quarters, ninety_five = np.percentile(heads, [5, 25, 75, 95])
-                ax.hlines(y, five, ninety_five, color=scheme_colour(kind), linewidth=0.7)
-                if five < ax.get_xlim()[0]:  # the line goes on beyond a logarithmic axis, which would reach to nothing
-                    ax.plot(
-                        ax.get_xlim()[0], y, "<", color=scheme_colour(kind), markersize=2.6, clip_on=False, gid=f"beyond {row}"
-                    )
-                ax.hlines(y, quarter, three_quarters, color=scheme_colour(kind), linewidth=2.6, gid=f"heads {row} {kind}")
+                ax.hlines(y, five, ninety_five, color=colour, linewidth=0.7)
+                if five < left:  # the line goes on beyond a logarithmic axis, which would reach to nothing
+                    ax.plot(left, y, "<", color=colour, markersize=2.6, clip_on=False, gid=f"beyond {row}")
+                ax.hlines(y, quarter, three_quarters, color=colour, linewidth=2.6, gid=f"heads {row} {kind}")
         prompts = nanmean(values, axis=(1, 2))
         ax.plot(prompts, np.full(prompts.shape, row), "|", color="#333333", alpha=0.6, markersize=6, gid=f"prompts {row}")
         ax.plot(table[row], row, "D", color="black", markersize=3.6, zorder=4, gid=f"mean {row}")
@@ -110,29 +108,26 @@ def heads_ranked(run: xr.DataTree, span: str = "needle") -> PaperFigure:
     Raises InputError when the run has no attention mass, or not this span.
     """
     dataset = group(run, "attention_mass")
-    mass = 100 * pick(dataset["mass"], span=span).transpose("layer", "head", "prompt")
-    named = schemes(dataset)
-    ranking = ranked(nanmean(mass.values, axis=2))
+    mass, means, named = UNIT * pick(dataset["mass"], span=span), mass_of_heads(run, span), schemes(dataset)
+    ranking = ranked_heads(means)
     first = ranking[:RANKED]
-    layers, heads = mass["layer"].values, mass["head"].values
     figure = paper_figure(PAGE_WIDTH, 0.9 + 0.135 * max(8, len(first)))
     bars, curve = figure.subplots(1, 2, width_ratios=(1.5, 1))
+    names = [f"L{layer} H{head}" for layer, head in first]
     for place, (layer, head) in enumerate(first):
-        values = mass.values[layer, head]
-        colour = scheme_colour(named[int(layers[layer])])
-        bars.barh(place, nanmean(values), 0.74, color=colour, alpha=0.85, gid=f"L{layers[layer]} H{heads[head]}")
-        bars.hlines(place, np.nanmin(values), np.nanmax(values), color="#222222", linewidth=0.7)
-    bars.set_yticks(range(len(first)), [f"L{layers[layer]} H{heads[head]}" for layer, head in first])
+        own, colour = {"layer": layer, "head": head}, scheme_colour(named[layer])
+        bars.barh(place, means.sel(own), 0.74, color=colour, alpha=0.85, gid=names[place])
+        bars.hlines(place, mass.sel(own).min(), mass.sel(own).max(), color="#222222", linewidth=0.7)
+    bars.set_yticks(range(len(first)), names)
     bars.set(ylim=(max(8, len(first)) - 0.4, -0.6), xlim=(0, None), xlabel=f"attention mass on {span} (%)")
     bars.tick_params(axis="y", length=0)
     bars.grid(axis="x")
     prompts = mass.sizes["prompt"]
     spread = "" if prompts == 1 else f"\nbar: mean over {counted(prompts, 'prompt')}; line: smallest to largest"
     bars.set_title(f"First {counted(len(first), 'head')}, {rows_in_words(dataset)}{spread}")
-    places = np.arange(1, len(ranking) + 1)
-    means = np.array([nanmean(mass.values[layer, head]) for layer, head in ranking])
-    colours = [scheme_colour(named[int(layers[layer])]) for layer, _ in ranking]
-    curve.scatter(places, means, s=9 if len(ranking) <= 64 else 4, c=colours, linewidths=0, gid="ranking", clip_on=False)
+    ranks, falling = np.arange(1, len(ranking) + 1), -np.sort(-means.values[np.isfinite(means.values)])
+    colours = [scheme_colour(named[layer]) for layer, _ in ranking]
+    curve.scatter(ranks, falling, s=9 if len(ranking) <= 64 else 4, c=colours, linewidths=0, gid="ranking", clip_on=False)
     curve.set(xlabel="rank", ylabel=f"mass on {span} (%)", xlim=(0.2, len(ranking) + 0.8), ylim=(0, None))
     curve.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     curve.grid(axis="y")
@@ -168,8 +163,8 @@ def mass_grid(run: xr.DataTree, span: str = "needle") -> PaperFigure:
 
 def mass_of_heads(run: xr.DataTree, span: str) -> xr.DataArray:
     """Attention mass on `span` [layer, head] in per cent, the mean over prompts. Raises InputError as `heads_ranked`."""
-    means = over_prompts(UNIT * pick(group(run, "attention_mass")["mass"], span=span)).transpose("layer", "head")
-    return means.assign_attrs(long_name=f"attention mass on {span}", units="%")
+    means = over_prompts(UNIT * pick(group(run, "attention_mass")["mass"], span=span))
+    return means.transpose("layer", "head").assign_attrs(long_name=f"attention mass on {span}", units="%")
 
 
 def shown_spans(dataset: xr.Dataset) -> list[str]:
@@ -218,15 +213,11 @@ def mass_table(run: xr.DataTree) -> Table:
     }
     if (chance := chance_per_token(dataset)) is not None:
         columns["chance (10⁻²)"] = UNIT * chance
-    layers, heads = dataset.sizes["layer"], dataset.sizes["head"]
-    return Table(
-        "attention_mass",
-        "Attention mass from generated tokens, by span",
-        ("span", *columns, "prompts"),
-        _rows_of_spans(dataset, columns),
-        f"{rows_in_words(dataset).capitalize()}. Mean over prompts, {layers} layers and {heads} heads each; ± is the standard deviation. "
-        "Chance: equal weights on all tokens that a row sees. A dotted name is a part of its parent.",
+    note = (
+        f"Mean over prompts, {dataset.sizes['layer']} layers and {dataset.sizes['head']} heads each; ± is the standard deviation. "
+        "Chance: equal weights on all tokens that a row sees. A dotted name is a part of its parent."
     )
+    return _table_of_spans("attention_mass", "Attention mass from generated tokens, by span", dataset, columns, note)
 
 
 def share_table(run: xr.DataTree) -> Table:
@@ -243,24 +234,22 @@ def share_table(run: xr.DataTree) -> Table:
     }
     if "chance" in dataset:
         columns["chance (%)"] = UNIT * dataset["chance"].mean(("prompt", "layer"))
-    return Table(
-        "attention_share",
-        "Attention mass of all tokens of a span",
-        ("span", *columns, "prompts"),
-        _rows_of_spans(dataset, columns),
-        f"{rows_in_words(dataset).capitalize()}. Largest head: its mean over prompts. In one prompt: the largest mass of a head in any "
-        "prompt; where it is far above the largest head's mean, heads share the span, prompt by prompt.",
+    note = (
+        "Largest head: its mean over prompts. In one prompt: the largest mass of a head in any prompt; where it is far above the largest "
+        "head's mean, heads share the span, prompt by prompt."
     )
+    return _table_of_spans("attention_share", "Attention mass of all tokens of a span", dataset, columns, note)
 
 
-def _rows_of_spans(dataset: xr.Dataset, columns: Mapping[str, xr.DataArray]) -> tuple[tuple[Cell, ...], ...]:
-    """Name, numbers and number of prompts of every span that a prompt has, in reading order."""
+def _table_of_spans(name: str, title: str, dataset: xr.Dataset, columns: Mapping[str, xr.DataArray], note: str) -> Table:
+    """Numbers of `columns` [span] and number of prompts of every span that a prompt has, in reading order."""
     prompts = dataset["mass_per_token"].notnull().any(("layer", "head")).sum("prompt")
-    rows = []
-    for name in ordered_spans(map(str, dataset["span"].values)):
-        if count := int(prompts.sel(span=name)):
-            rows.append((name, *cells([float(column.sel(span=name)) for column in columns.values()]), count))
-    return tuple(rows)
+    rows = tuple(
+        (span, *cells(column.sel(span=span) for column in columns.values()), int(prompts.sel(span=span)))
+        for span in ordered_spans(map(str, dataset["span"].values))
+        if prompts.sel(span=span)
+    )
+    return Table(name, title, ("span", *columns, "prompts"), rows, f"{rows_in_words(dataset).capitalize()}. {note}")
 
 
 def head_table(run: xr.DataTree, span: str = "needle", most: int = 20) -> Table:
@@ -270,20 +259,13 @@ def head_table(run: xr.DataTree, span: str = "needle", most: int = 20) -> Table:
     Raises InputError when the run has no attention mass, or not this span.
     """
     dataset = group(run, "attention_mass")
-    mass = UNIT * pick(dataset["mass"], span=span).transpose("layer", "head", "prompt").values
-    means, named = nanmean(mass, axis=2), schemes(dataset)
-    layers, heads = dataset["layer"].values.tolist(), dataset["head"].values.tolist()
-    rows = []
-    for place, (layer, head) in enumerate(ranked(means)[:most], start=1):
-        numbers = cells([means[layer, head], np.nanmin(mass[layer, head]), np.nanmax(mass[layer, head])])
-        rows.append((place, layers[layer], heads[head], scheme_name(named[layers[layer]]), *numbers))
+    mass, means = UNIT * pick(dataset["mass"], span=span), mass_of_heads(run, span)
+    heads = head_rows([means, mass.min("prompt"), mass.max("prompt")], ranked_heads(means)[:most])
+    columns = ("rank", "layer", "head", "scheme", f"mass on {span} (%)", "smallest", "largest")
+    note = f"Mean, smallest and largest of {mass.sizes['prompt']} prompts; {len(heads)} of {means.size:,} heads."
+    rows = tuple((rank, *row) for rank, row in enumerate(heads, start=1))
     return Table(
-        "heads",
-        f"Heads ranked by attention mass on {span}",
-        ("rank", "layer", "head", "scheme", f"mass on {span} (%)", "smallest", "largest"),
-        tuple(rows),
-        f"{rows_in_words(dataset).capitalize()}. Mean, smallest and largest of {mass.shape[2]} prompts; "
-        f"{len(rows)} of {means.size:,} heads.",
+        "heads", f"Heads ranked by attention mass on {span}", columns, rows, f"{rows_in_words(dataset).capitalize()}. {note}"
     )
 
 
@@ -302,38 +284,27 @@ def _mass_scale(ax: Axes, per_token: np.ndarray, table: np.ndarray) -> None:
 
 def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
     yield "attention_mass_by_span", mass_by_span(run)
-    span = main_span(run)
-    if span is not None:
+    if (span := main_span(run)) is not None:
         yield "heads_ranked", heads_ranked(run, span)
         yield "heads_map", mass_grid(run, span)
 
 
-def _tables(run: xr.DataTree) -> Sequence[Table]:
-    span = main_span(run)
-    shown = (mass_table(run), share_table(run))
-    return shown if span is None else (*shown, head_table(run, span))
+def _tables(run: xr.DataTree) -> Iterator[Table]:
+    yield from (mass_table(run), share_table(run))
+    if (span := main_span(run)) is not None:
+        yield head_table(run, span)
 
 
-def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
-    span = main_span(run)
-    return (
-        ()
-        if span is None
-        else (HeadMap(mass_of_heads(run, span), prompts=UNIT * group(run, "attention_mass")["mass"].sel(span=span)),)
-    )
+def _head_maps(run: xr.DataTree) -> Iterator[HeadMap]:
+    if (span := main_span(run)) is not None:
+        yield HeadMap(mass_of_heads(run, span), prompts=UNIT * group(run, "attention_mass")["mass"].sel(span=span))
 
 
 def _lead(run: xr.DataTree) -> str:
-    span = main_span(run)
-    to_span = (
-        "no prompt marks a span that heads could be ranked by"
-        if span is None
-        else f"and the heads by what they send to the {span}"
-    )
-    rows = rows_in_words(group(run, "attention_mass"))
-    return (
-        f"Attention after the softmax from the {rows.removeprefix('the ')}: to each token of a span (RePo, table 4), {to_span}."
-    )
+    span, rows = main_span(run), rows_in_words(group(run, "attention_mass")).removeprefix("the ")
+    ranked = "no prompt marks a span that heads could be ranked by"
+    ranked = ranked if span is None else f"and the heads by what they send to the {span}"
+    return f"Attention after the softmax from the {rows}: to each token of a span (RePo, table 4), {ranked}."
 
 
 LEAST_MASS, TIMES_CHANCE = 0.1, 3.0
@@ -355,13 +326,13 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     found = most >= max(LEAST_MASS, TIMES_CHANCE * chance)
     if found.mean() < 0.5:
         return
-    places = [(int(layer), int(head)) for layer in mass["layer"].values for head in mass["head"].values]
+    places = heads_of(mass)
     heads = sorted({places[number] for number in best[found]})
     prompts = mass["prompt"].values[known]
-    with_rows = np.isin(prompts, group(run, "attention_rows")["prompt"].values) if _has_rows(run) else np.full(len(prompts), True)
-    strongest = int(
-        np.where(with_rows | ~with_rows.any(), most, -1.0).argmax()
-    )  # of those in which a reader sees where heads look
+    rows = group(run, "attention_rows") if has_groups(run, ["attention_rows"]) else {}
+    with_rows = np.isin(prompts, rows["prompt"].values if "prompt_weight" in rows else prompts)
+    # the strongest of those prompts in which a reader sees where heads look
+    strongest = int(np.where(with_rows | ~with_rows.any(), most, -1.0).argmax())
     layer, head = places[int(best[strongest])]
     least, largest = percent(most[found].min()), percent(most[found].max())
     given = f"{least} to {largest} of its attention in {found.sum()} of {known.sum()} prompts"
@@ -374,10 +345,6 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         f"averaged over prompts no head gives more than {mean}, equal weights give {percent(chance)}"
     )
     yield Finding(sentence, evidence, 0.92, "attention_mass", layer, head, int(prompts[strongest]))
-
-
-def _has_rows(run: xr.DataTree) -> bool:
-    return has_groups(run, ["attention_rows"]) and "prompt_weight" in group(run, "attention_rows")
 
 
 VIEW = View(

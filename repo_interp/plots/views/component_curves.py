@@ -35,6 +35,8 @@ NAME_HEIGHT = 0.07
 """Share of a panel's height that the name of a curve takes."""
 LOGIT = "mean logit (q·k)"
 _TRAINED: Mapping[str, Any] = {"color": "#222222", "linewidth": 0.8, "linestyle": (0, (4, 2))}
+_TRAINED_HANDLE = Line2D([], [], **_TRAINED, label="training length L")
+_FEW_HANDLE = Patch(facecolor=FEW_COLOUR, alpha=FEW_SHADE, label="few pairs")
 _CONTROL: Mapping[str, Any] = {"color": "#8A8A8A", "linewidth": 0.7}
 
 
@@ -59,21 +61,18 @@ def logit_by_distance(logits: xr.DataArray) -> PaperFigure:
     axes = figure.subplots(len(names), 1, squeeze=False, sharex=True)[:, 0]
     coordinate = "layout" if "layout" in logits.coords else "scheme"
     schemes = [layout_name(str(layout)) for layout in logits[coordinate].values]
-    left = iter(schemes)
-    for ax, name in zip(axes, names, strict=True):
+    for ax, name, scheme in zip(axes, names, schemes, strict=True):
         _checkpoint(ax, logits.sel(checkpoint=name))
-        scheme = next(left)
         ax.set_title(scheme if schemes.count(scheme) == 1 else f"{name}: {scheme}")
     known = logits.sel(weights="trained").notnull().any(("length", "checkpoint")).values
-    axes[-1].set_xlim(0, 1.01 * float(logits["distance"].values[known].max()))
-    axes[-1].set_xlabel(DISTANCE)
+    axes[-1].set(xlim=(0, 1.01 * float(logits["distance"].values[known].max())), xlabel=DISTANCE)
     figure.supylabel(LOGIT)
     handles = [Line2D([], [], color="#222222", linewidth=1.2, label="sequences of length L")]
     if logits.sizes["length"] > 1:
         handles.append(Line2D([], [], color="#222222", linewidth=1.2, alpha=0.45, label="longer"))
     if logits.sizes["weights"] > 1:
         handles.append(Line2D([], [], **_CONTROL, label="random weights"))
-    legend_below(figure, [*handles, _trained_handle(), _few_handle()])
+    legend_below(figure, [*handles, _TRAINED_HANDLE, _FEW_HANDLE])
     return figure
 
 
@@ -100,18 +99,13 @@ def component_curves(components: xr.Dataset, title: str = "") -> PaperFigure:
         if (bands == band).any():
             below.plot(distance, swing.values[bands == band].sum(0), **_line(band) | {"linewidth": 1.3}, gid=f"sum {band}")
     above.set_title(f"{title + ': ' if title else ''}each component, from its mean")
-    below.set_title("their sum, and the sum of a band")
-    below.set_xlabel(DISTANCE)
+    below.set(title="their sum, and the sum of a band", xlabel=DISTANCE)
     for ax in (above, below):
         ax.set_ylabel("logit − mean (q·k)")
         ax.grid(axis="y")
         ax.margins(x=0.01)
-        length = int(distance[-1]) + 1
-        ax.axvspan(
-            length - length // FEW_PAIRS, length, color=FEW_COLOUR, alpha=FEW_SHADE, linewidth=0, zorder=0, gid="few pairs"
-        )
-    handles = [_handle(band) for band in ("activated", "low", "high") if (bands == band).any()]
-    legend_below(figure, [Line2D([], [], color="#000000", linewidth=1.3, label="all"), *handles, _few_handle()])
+        _shade_few(ax, int(distance[-1]) + 1, "few pairs")
+    legend_below(figure, [Line2D([], [], color="#000000", linewidth=1.3, label="all"), *_band_lines(bands), _FEW_HANDLE])
     return figure
 
 
@@ -143,21 +137,18 @@ def beyond_training_length(components: xr.Dataset, training_length: int) -> Pape
     layers = logits["layer"].values
     middle.plot(distance, logits.isel(layer=0).values, color="#000000", linewidth=1.1)
     later: list[Line2D] = []
-    shades = np.linspace(0.75, 0.15, max(1, len(layers) - 1))
-    for place, shade in zip(range(1, len(layers)), shades, strict=False):
-        line = logits.isel(layer=place)
-        middle_of = line.sel(distance=slice(1, training_length - 1)).mean()
-        later += bottom.plot(distance, (line - middle_of).values, color=str(shade), linewidth=1.0, label=f"layer {layers[place]}")
+    swings = (logits - logits.sel(distance=slice(1, training_length - 1)).mean("distance")).isel(layer=slice(1, None))
+    for line, shade in zip(swings, np.linspace(0.75, 0.15, max(1, len(swings))), strict=False):
+        later += bottom.plot(distance, line.values, color=str(shade), linewidth=1.0, label=f"layer {int(line['layer'])}")
     top.set_title(f"layer {layers[0]}: components, from their mean within L", pad=9)
     middle.set_title(f"layer {layers[0]}: mean logit")
-    bottom.set_title("later layers: mean logit, from its mean within L")
-    bottom.set_xlabel(DISTANCE)
+    bottom.set(title="later layers: mean logit, from its mean within L", xlabel=DISTANCE)
     for ax in (top, middle, bottom):
         _beyond(ax, training_length, int(distance[-1]))
         ax.set_ylabel("q·k")
     top.text(training_length, 1.01, " beyond L", transform=top.get_xaxis_transform(), ha="left", va="bottom", fontsize=6)
-    handles = [_handle(band) for band in ("activated", "low") if (bands == band).any()]
-    legend_below(figure, [*handles, _trained_handle(), *(later if len(later) < MOST_NAMED else (later[0], later[-1]))])
+    shown = later if len(later) < MOST_NAMED else (later[0], later[-1])
+    legend_below(figure, [*_band_lines(bands[bands != "high"]), _TRAINED_HANDLE, *shown])
     return figure
 
 
@@ -165,7 +156,7 @@ def _checkpoint(ax: Axes, logits: xr.DataArray) -> None:
     """One panel: the trained curve of every length of sequences, and the controls'."""
     trained, colour = int(logits["training_length"].item()), scheme_colour(str(logits["scheme"].item()))
     longest = 1
-    for length in sorted(logits["length"].values, reverse=True):
+    for length in map(int, sorted(logits["length"].values, reverse=True)):
         for weights in [name for name in logits["weights"].values if name != "trained"] + ["trained"]:
             line = logits.sel(weights=weights, length=length).sel(distance=slice(1, None)).dropna("distance")
             if not line.size:
@@ -176,15 +167,18 @@ def _checkpoint(ax: Axes, logits: xr.DataArray) -> None:
                 if length < max(logits["length"].values) and longest >= length:
                     continue
                 look = dict(_CONTROL)
-            many = line.sel(distance=slice(None, int(length) - int(length) // FEW_PAIRS))
-            few = line.sel(distance=slice(int(length) - int(length) // FEW_PAIRS, None))
+            edge = length - length // FEW_PAIRS
+            many, few = line.sel(distance=slice(None, edge)), line.sel(distance=slice(edge, None))
             ax.plot(many["distance"].values, many.values, **look, gid=f"{weights} {length}")
-            look["linewidth"] = 0.6
-            ax.plot(few["distance"].values, few.values, **look, gid=f"{weights} {length}, few pairs")
+            ax.plot(few["distance"].values, few.values, **look | {"linewidth": 0.6}, gid=f"{weights} {length}, few pairs")
             if weights == "trained":
-                edge = int(length) - int(length) // FEW_PAIRS
-                ax.axvspan(edge, int(length), color=FEW_COLOUR, alpha=FEW_SHADE, linewidth=0, zorder=0, gid=f"few pairs {length}")
+                _shade_few(ax, length, f"few pairs {length}")
     _beyond(ax, trained, longest)
+
+
+def _shade_few(ax: Axes, length: int, gid: str) -> None:
+    """Shade the distances that few pairs of a sequence of `length` tokens have."""
+    ax.axvspan(length - length // FEW_PAIRS, length, color=FEW_COLOUR, alpha=FEW_SHADE, linewidth=0, zorder=0, gid=gid)
 
 
 def _beyond(ax: Axes, training_length: int, last: int) -> None:
@@ -211,20 +205,11 @@ def _name_activated(ax: Axes, swing: xr.DataArray, bands: np.ndarray) -> None:
 
 
 def _line(band: str) -> dict[str, Any]:
-    return {
-        "color": BAND_COLOURS[band],
-        "linewidth": 0.6 if band == "high" else 1.0,
-        "zorder": {"high": 1, "low": 2, "activated": 3}[band],
-    }
+    order = {"high": 1, "low": 2, "activated": 3}
+    return {"color": BAND_COLOURS[band], "linewidth": 0.6 if band == "high" else 1.0, "zorder": order[band]}
 
 
-def _handle(band: str) -> Line2D:
-    return Line2D([], [], color=BAND_COLOURS[band], linewidth=1.4, label=BAND_NAMES[band])
-
-
-def _few_handle() -> Patch:
-    return Patch(facecolor=FEW_COLOUR, alpha=FEW_SHADE, label="few pairs")
-
-
-def _trained_handle() -> Line2D:
-    return Line2D([], [], **_TRAINED, label="training length L")
+def _band_lines(bands: np.ndarray) -> list[Line2D]:
+    """Legend entries of the bands among `bands`."""
+    present = [band for band in BAND_COLOURS if band in bands]
+    return [Line2D([], [], color=BAND_COLOURS[band], linewidth=1.4, label=BAND_NAMES[band]) for band in present]

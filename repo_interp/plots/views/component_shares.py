@@ -19,7 +19,7 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from repo_interp.plots.marks.drawing import legend_below, name_ticks, note, number, sparse_ticks
+from repo_interp.plots.marks.drawing import bare, legend_below, name_ticks, note, number, sparse_ticks
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.plots.views.component_curves import BAND_COLOURS, BAND_NAMES, band_of
 
@@ -41,31 +41,34 @@ def vaf_by_component(components: xr.Dataset, title: str = "") -> PaperFigure:
     `components` holds `vaf` [weights, component] - "trained", and any controls - `activated` and `low_frequency` [component]; a
     variable `spread` [component] becomes error bars.
     """
-    vaf, bands = components["vaf"].transpose("weights", "component"), band_of(components)
-    places = np.arange(vaf.sizes["component"])
+    vaf = components["vaf"].transpose("weights", "component")
+    figure, ax, bands = _bars(vaf.sel(weights="trained"), components, VAF, title)
+    _shade_bands(ax, bands)
+    places, trained = np.arange(vaf.sizes["component"]), vaf.sel(weights="trained").values
+    if "spread" in components:
+        ax.errorbar(places, trained, components["spread"].values, fmt="none", color="#222222", linewidth=0.6, zorder=4)
+    controls, look = (
+        [str(name) for name in vaf["weights"].values if name != "trained"],
+        {"marker": "D", "markerfacecolor": "white"},
+    )
+    for name in controls:
+        ax.plot(places, vaf.sel(weights=name).values, color="#222222", linestyle="none", **look, zorder=5, gid=name)
+    random = [Line2D([], [], color="#222222", linestyle="none", **look, label="random weights")]
+    legend_below(figure, [*_band_patches(bands), *(random if controls else [])])
+    return figure
+
+
+def _bars(values: xr.DataArray, components: xr.Dataset, label: str, title: str) -> tuple[PaperFigure, Axes, np.ndarray]:
+    """A figure with `values` [component] as bars in the colours of their bands; its axes, and the bands."""
+    bands = band_of(components)
     figure = paper_figure(COLUMN_WIDTH, 2.1)
     ax = figure.subplots()
-    _shade_bands(ax, bands)
-    spread = components["spread"].values if "spread" in components else None
-    ax.bar(places, vaf.sel(weights="trained").values, 0.72, color=[BAND_COLOURS[band] for band in bands], zorder=2)
-    if spread is not None:
-        ax.errorbar(places, vaf.sel(weights="trained").values, spread, fmt="none", color="#222222", linewidth=0.6, zorder=4)
-    controls = [str(name) for name in vaf["weights"].values if name != "trained"]
-    for name in controls:
-        ax.plot(places, vaf.sel(weights=name).values, "D", color="#222222", markerfacecolor="white", zorder=5, gid=name)
+    ax.bar(np.arange(len(bands)), values.values, 0.72, color=[BAND_COLOURS[band] for band in bands], zorder=2)
     ax.axhline(0, color="#333333", linewidth=0.6)
-    _component_axis(ax, vaf["component"].values)
-    ax.set_ylabel(VAF)
+    _component_axis(ax, values["component"].values)
+    ax.set(ylabel=label, title=title)
     ax.grid(axis="y")
-    if title:
-        ax.set_title(title)
-    handles: list[Any] = [_patch(band) for band in ("activated", "low", "high") if (bands == band).any()]
-    if controls:
-        handles.append(
-            Line2D([], [], color="#222222", marker="D", markerfacecolor="white", linestyle="none", label="random weights")
-        )
-    legend_below(figure, handles)
-    return figure
+    return figure, ax, bands
 
 
 @style()
@@ -84,8 +87,7 @@ def vaf_over_training(components: xr.Dataset) -> PaperFigure:
     for step, line in zip(steps, vaf.values, strict=True):
         above.plot(places, line, "o-", color=shades(scale(step)), linewidth=0.8, markersize=1.8, gid=f"step {step}")
     _component_axis(above, vaf["component"].values)
-    bar = figure.colorbar(ScalarMappable(scale, shades), ax=above, pad=0.02, aspect=14)
-    bar.set_label("training step")
+    bar = figure.colorbar(ScalarMappable(scale, shades), ax=above, pad=0.02, aspect=14, label="training step")
     bar.outline.set_linewidth(0.4)  # pyright: ignore[reportCallIssue]
     for band in ("high", "low", "activated"):
         for place in np.flatnonzero(bands == band):
@@ -97,7 +99,7 @@ def vaf_over_training(components: xr.Dataset) -> PaperFigure:
         ax.axhline(0, color="#333333", linewidth=0.6)
         ax.set_ylabel(VAF)
         ax.grid(axis="y")
-    legend_below(figure, [_patch(band) for band in ("activated", "low", "high") if (bands == band).any()])
+    legend_below(figure, _band_patches(bands))
     return figure
 
 
@@ -127,13 +129,11 @@ def pair_norms(rotation: xr.Dataset, bands: xr.Dataset | None = None) -> PaperFi
             for place in np.flatnonzero(bands["activated"].values):
                 ax.plot(place, -0.5, "v", color=BAND_COLOURS["activated"], markersize=4, clip_on=False, gid="activated")
         name_ticks(ax.xaxis, rotating["component"].values, 5)
-        ax.set_xlabel("component r")
-        ax.set_title(title)
-        for side in ax.spines.values():
-            side.set_visible(False)
+        ax.set(xlabel="component r", title=title)
+        ax.spines[:].set_visible(False)
     figure.colorbar(drawn, ax=list(axes), location="bottom", pad=0.02, aspect=40).set_label("mean norm, one scale for both")
-    named = sparse_ticks(list(layers), MOST_NAMED)
-    axes[0].set_yticks(np.array(named) * rows + (rows - 1) / 2, [str(layers[place]) for place in named])
+    named = np.array(sparse_ticks(layers, MOST_NAMED))
+    axes[0].set_yticks(named * rows + (rows - 1) / 2, layers[named].astype(str))
     axes[0].set_ylabel("layer" + (", one row per head" if of_heads else ", mean over heads"))
     for ax in axes:
         ax.tick_params(axis="y", length=0)
@@ -146,22 +146,13 @@ def pair_of_tokens(components: xr.Dataset, title: str = "") -> PaperFigure:
 
     `components` holds `logit` [component] in units of q . k, `activated` and `low_frequency` [component].
     """
-    logit, bands = components["logit"], band_of(components)
-    places = np.arange(logit.sizes["component"])
-    figure = paper_figure(COLUMN_WIDTH, 2.1)
-    ax = figure.subplots()
-    ax.bar(places, logit.values, 0.72, color=[BAND_COLOURS[band] for band in bands], zorder=2)
-    ax.step(places, logit.values.cumsum(), where="mid", color="#000000", linewidth=1.0, zorder=3, gid="sum so far")
+    logit = components["logit"]
+    figure, ax, bands = _bars(logit, components, "part of the logit (q·k)", title)
+    sums = logit.values.cumsum()
+    ax.step(np.arange(len(sums)), sums, where="mid", color="#000000", linewidth=1.0, zorder=3, gid="sum so far")
     total = float(logit.sum())
-    note(ax, f"sum {number(total)}", (places[-1] + 0.5, total), (1, 0), 6, annotation_clip=False)
-    ax.axhline(0, color="#333333", linewidth=0.6)
-    _component_axis(ax, logit["component"].values)
-    ax.set_ylabel("part of the logit (q·k)")
-    ax.grid(axis="y")
-    if title:
-        ax.set_title(title)
-    handles: list[Any] = [_patch(band) for band in ("activated", "low", "high") if (bands == band).any()]
-    legend_below(figure, [*handles, Line2D([], [], color="#000000", linewidth=1.0, label="sum so far")])
+    note(ax, f"sum {number(total)}", (len(sums) - 0.5, total), (1, 0), 6, annotation_clip=False)
+    legend_below(figure, [*_band_patches(bands), Line2D([], [], color="#000000", linewidth=1.0, label="sum so far")])
     return figure
 
 
@@ -181,15 +172,11 @@ def turn_histogram(components: xr.Dataset, title: str = "") -> PaperFigure:
     drawn = ax.imshow(100 * share.values, origin="lower", aspect="auto", cmap=_TURNS, vmin=0, vmax=100, interpolation="nearest")
     ax.set_yticks(np.arange(last + 1) - 0.5, [_angle(edge) if np.isfinite(edge) else "∞" for edge in edges])
     ax.set_ylabel("angle θ |Δz| (rad)")
-    ax.tick_params(axis="both", length=0)
     _component_axis(ax, share["component"].values)
-    bar = figure.colorbar(drawn, ax=ax, pad=0.03, aspect=16)
-    bar.set_label("share of pairs (%)")
+    figure.colorbar(drawn, ax=ax, pad=0.03, aspect=16, label="share of pairs (%)")
     seen = f"no pair turns by {_angle(upper[-1])} or more" if np.isfinite(upper[-1]) else ""
-    if title or seen:
-        ax.set_title("\n".join(text for text in (title, seen) if text))
-    for side in ax.spines.values():
-        side.set_visible(False)
+    ax.set_title("\n".join(filter(None, (title, seen))))
+    bare(ax)
     return figure
 
 
@@ -213,9 +200,9 @@ def _shade_bands(ax: Axes, bands: np.ndarray) -> None:
 
 def _component_axis(ax: Axes, components: np.ndarray) -> None:
     name_ticks(ax.xaxis, components, 8 if len(components) > 10 else 10)
-    ax.set_xlim(-0.6, len(components) - 0.4)
-    ax.set_xlabel(COMPONENT)
+    ax.set(xlim=(-0.6, len(components) - 0.4), xlabel=COMPONENT)
 
 
-def _patch(band: str) -> Patch:
-    return Patch(facecolor=BAND_COLOURS[band], label=BAND_NAMES[band])
+def _band_patches(bands: np.ndarray) -> list[Patch]:
+    """Legend entries of the bands among `bands`."""
+    return [Patch(facecolor=colour, label=BAND_NAMES[band]) for band, colour in BAND_COLOURS.items() if band in bands]

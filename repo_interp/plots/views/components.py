@@ -16,21 +16,14 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from repo_interp.plots.marks.arrays import digits_of, nanmean
+from repo_interp.plots.marks.arrays import digits_of, nanmean, ranked_heads
 from repo_interp.plots.marks.finding import Finding, percent
 from repo_interp.plots.marks.head_charts import HeadChart, HeadCurves
-from repo_interp.plots.marks.reading import group, learned_layers, schemes, unit_label
-from repo_interp.plots.marks.table import Table
-from repo_interp.plots.style import PaperFigure, scheme_name
+from repo_interp.plots.marks.reading import group, layer_scheme, learned_layers, schemes, unit_label
+from repo_interp.plots.marks.table import Table, cells
+from repo_interp.plots.style import PaperFigure
 from repo_interp.plots.view import Interactive, PageOptions, View
-from repo_interp.plots.views.component_curves import (
-    BAND_COLOURS,
-    BAND_NAMES,
-    band_of,
-    beyond_training_length,
-    component_curves,
-    logit_by_distance,
-)
+from repo_interp.plots.views import component_curves as by_distance
 from repo_interp.plots.views.component_shares import turn_histogram, vaf_by_component
 
 POINTS = 256
@@ -42,21 +35,19 @@ BEYOND = 1.25
 def figures_of_components(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
     """Logit by distance; where layers rotate, components by distance and their VAF; turns where positions are learned."""
     components = group(run, "components")
-    yield "logit_by_distance", logit_by_distance(logits_by_scheme(run))
-    layers = rotating_layers(components)
-    if layers:
+    yield "logit_by_distance", by_distance.logit_by_distance(logits_by_scheme(run))
+    if layers := rotating_layers(components):
         own = components.sel(layer=layers)
         band = bands(components, layers[0])
         curves = own["component_by_distance"].mean("layer").dropna("distance", how="all")
-        yield "components_by_distance", component_curves(band.assign(component_by_distance=curves))
+        yield "components_by_distance", by_distance.component_curves(band.assign(component_by_distance=curves))
         vaf = vaf_of_heads(own).median(("layer", "head")).expand_dims(weights=["trained"])
         yield "component_vaf", vaf_by_component(band.assign(vaf=vaf), "of all pairs' logits, median over heads")
         length = training_length(run)
         if components.sizes["distance"] > BEYOND * length:
             shown = own[["component_by_distance"]].assign(logit_by_distance=own["logit_by_distance"].mean("head"))
-            yield "beyond_training_length", beyond_training_length(shown.assign(band.data_vars), length)
-    turned = turns_of_learned(components)
-    if turned is not None:
+            yield "beyond_training_length", by_distance.beyond_training_length(shown.assign(band.data_vars), length)
+    if (turned := turns_of_learned(components)) is not None:
         yield "component_turns", turn_histogram(turned)
 
 
@@ -69,26 +60,26 @@ def component_table(run: xr.DataTree) -> Table:
     layers = rotating_layers(components)
     band = bands(components, layers[0])
     shares = vaf_of_heads(components).sel(layer=layers).median(("layer", "head")).values
+    columns = components["component"].values, band["frequency"].values, by_distance.band_of(band), shares
     rows = tuple(
         (
             int(number),
             float(theta),
-            float(2 * np.pi / theta) if theta else None,
-            BAND_NAMES[kind].removesuffix(" frequency"),
+            *cells([wavelength_of(theta)]),
+            by_distance.BAND_NAMES[kind].removesuffix(" frequency"),
             float(share),
         )
-        for number, theta, kind, share in zip(
-            components["component"].values, band["frequency"].values, band_of(band), shares, strict=True
-        )
+        for number, theta, kind, share in zip(*columns, strict=True)
     )
-    return Table(
-        "components",
-        "Rotary components",
-        ("component", "theta (rad per position)", "wavelength (positions)", "frequency band", "VAF (%)"),
-        rows,
-        f"VAF of all pairs' logits, the median over the heads of {len(layers)} layers; bands for a training length of "
-        f"{training_length(run):,} tokens.",
-    )
+    titles = ("component", "theta (rad per position)", "wavelength (positions)", "frequency band", "VAF (%)")
+    heads = f"VAF of all pairs' logits, the median over the heads of {len(layers)} layers"
+    note = f"{heads}; bands for a training length of {training_length(run):,} tokens."
+    return Table("components", "Rotary components", titles, rows, note)
+
+
+def wavelength_of(theta: float) -> float:
+    """Positions in which a component of `theta` radians per position turns once; NaN where it does not turn."""
+    return 2 * np.pi / float(theta) if theta else np.nan
 
 
 def component_data(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any] | None, Sequence[str]]:
@@ -101,9 +92,7 @@ def component_data(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, An
     logits = components["logit_by_distance"].sel(layer=layers).mean("head")
     known = np.flatnonzero(logits.notnull().any("layer").values)[1:]
     places = known[np.unique(np.linspace(0, len(known) - 1, POINTS).round().astype(int))] if known.size else known
-    shares, named, band = vaf_of_heads(components).sel(layer=layers), schemes(components), bands(components, layers[0])
-    frequency = band["frequency"].values
-    wavelength = np.divide(2 * np.pi, frequency, out=np.full(len(frequency), np.nan), where=frequency != 0)
+    shares, band = vaf_of_heads(components).sel(layer=layers), bands(components, layers[0])
 
     def of_layers(layer: int | None, name: str, logit: xr.DataArray, curve: xr.DataArray, vaf: xr.DataArray) -> dict[str, Any]:
         parts = {"logit": digits_of(logit.values[places]), "components": [digits_of(one, 4) for one in curve.values[:, places]]}
@@ -113,23 +102,18 @@ def component_data(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, An
     drawn = [of_layers(None, f"mean of {len(layers)} layers", *mean)] if len(layers) > 1 else []
     for layer in layers:
         own = logits.sel(layer=layer), curves.sel(layer=layer), shares.sel(layer=layer).median("head")
-        drawn.append(of_layers(layer, f"{layer} ({scheme_name(named[layer])})", *own))
-    kinds = band_of(band)
-    activated = np.flatnonzero(kinds == "activated")
+        drawn.append(of_layers(layer, f"{layer} ({layer_scheme(components, layer)})", *own))
+    kinds, described = by_distance.band_of(band), []
+    for number, theta, kind in zip(components["component"].values.tolist(), band["frequency"].values, kinds, strict=True):
+        turning = dict(zip(("theta", "wavelength"), digits_of([theta, wavelength_of(theta)]), strict=True))
+        described.append(
+            {"component": number, **turning, "band": by_distance.BAND_NAMES[kind], "colour": by_distance.BAND_COLOURS[kind]}
+        )
     data = {
-        "distance": [int(distance) for distance in components["distance"].values[places]],
+        "distance": components["distance"].values[places].tolist(),
         "layers": drawn,
-        "components": [
-            {
-                "component": int(number),
-                "theta": digits_of([theta])[0],
-                "wavelength": digits_of([wave])[0],
-                "band": BAND_NAMES[kind],
-                "colour": BAND_COLOURS[kind],
-            }
-            for number, theta, wave, kind in zip(components["component"].values, frequency, wavelength, kinds, strict=True)
-        ],
-        "start": int(activated[0]) if activated.size else 0,
+        "components": described,
+        "start": int(np.argmax(kinds == "activated")),
         "training_length": training_length(run),
     }
     return data, ()
@@ -147,9 +131,8 @@ def rotating_layers(components: xr.Dataset) -> list[int]:
 
 def bands(components: xr.Dataset, layer: int) -> xr.Dataset:
     """`frequency`, `activated` and `low_frequency` [component] of a layer."""
-    chosen = (
-        components[["frequency", "activated", "low_frequency"]].sel(layer=layer).drop_vars(["layer", "scheme"], errors="ignore")
-    )
+    chosen = components[["frequency", "activated", "low_frequency"]].sel(layer=layer)
+    chosen = chosen.drop_vars(["layer", "scheme"], errors="ignore")
     return chosen.assign({name: chosen[name].astype(bool) for name in ("activated", "low_frequency")})
 
 
@@ -158,9 +141,8 @@ def vaf_of_heads(components: xr.Dataset, name: str = "vaf") -> xr.DataArray:
     if f"{name}_mean" in components:
         return components[f"{name}_mean"].transpose("layer", "head", "component")
     values = components[name].transpose("prompt", "layer", "head", "component")
-    return values.isel(prompt=0, drop=True).copy(
-        data=nanmean(values.values, axis=0)
-    )  # a head whose logits do not vary has no VAF
+    means = nanmean(values.values, axis=0)  # a head whose logits do not vary has no VAF
+    return values.isel(prompt=0, drop=True).copy(data=means)
 
 
 def training_length(run: xr.DataTree) -> int:
@@ -172,13 +154,9 @@ def logits_by_scheme(run: xr.DataTree) -> xr.DataArray:
     """Mean logit [checkpoint, weights, length, distance] as `logit_by_distance` draws it: one "checkpoint" per scheme."""
     components = group(run, "components")
     named = schemes(components)
-    kinds = list(dict.fromkeys(named.values()))
-    curves = [
-        components["logit_by_distance"]
-        .sel(layer=[layer for layer, scheme in named.items() if scheme == kind])
-        .mean(("layer", "head"))
-        for kind in kinds
-    ]
+    kinds, layers = list(dict.fromkeys(named.values())), np.array(list(named))
+    of_kinds = [layers[[scheme == kind for scheme in named.values()]] for kind in kinds]
+    curves = [components["logit_by_distance"].sel(layer=of_kind).mean(("layer", "head")) for of_kind in of_kinds]
     stacked = xr.concat(curves, dim=xr.IndexVariable("checkpoint", kinds))
     stacked = stacked.expand_dims(weights=["trained"], length=[stacked.sizes["distance"]])
     trained = training_length(run)
@@ -207,10 +185,9 @@ def _tables(run: xr.DataTree) -> Sequence[Table]:
 def _head_charts(run: xr.DataTree) -> Sequence[HeadChart]:
     """The mean logit by distance of every head."""
     components = group(run, "components")
-    logits = components["logit_by_distance"]
-    curves = {"mean logit": logits.transpose("layer", "head", "distance")}
-    title = "Mean logit by distance, chosen head"
-    return [HeadCurves(title, "distance (tokens)", unit_label("logit", logits), components["distance"].values, curves)]
+    logits, title = components["logit_by_distance"], "Mean logit by distance, chosen head"
+    at, label = components["distance"].values, unit_label("logit", logits)
+    return [HeadCurves(title, "distance (tokens)", label, at, {"mean logit": logits})]
 
 
 _FILES = files("repo_interp.plots.views")
@@ -220,14 +197,13 @@ TIMES_EQUAL = 3.0
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
     """The component that accounts for most of the logits' variance, against an equal share of all components."""
-    shares = group(run, "components")["vaf"].mean("prompt").transpose("layer", "head", "component") / 100
+    shares = group(run, "components")["vaf"].mean("prompt") / 100
     middle, equal = shares.median(("layer", "head")), 1 / shares.sizes["component"]
     if not bool((middle >= TIMES_EQUAL * equal).any()):
         return
     component = int(middle["component"][int(np.nanargmax(middle.values))])
     of_heads = shares.sel(component=component)
-    row, column = np.unravel_index(int(np.nanargmax(of_heads.values)), of_heads.shape)
-    layer, head = int(shares["layer"][row]), int(shares["head"][column])
+    layer, head = ranked_heads(of_heads)[0]
     sentence = f"Rotary component {component} accounts for {percent(float(middle.max()))} of the logits' variance (median head)"
     sentence += f", most in L{layer} H{head} ({percent(float(of_heads.max()))})"
     evidence = f"components.vaf; an equal share of all components is {percent(equal)}"

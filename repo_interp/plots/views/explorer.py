@@ -21,15 +21,8 @@ import xarray as xr
 
 from repo_interp.plots.marks.arrays import focused_range, global_range, over_prompts, ranked_heads
 from repo_interp.plots.marks.drawing import contiguous
-from repo_interp.plots.marks.reading import (
-    PromptTokens,
-    group,
-    head_axes,
-    ordered_spans,
-    pick,
-    prompt_tokens,
-    schemes,
-)
+from repo_interp.plots.marks.reading import PromptTokens, group, head_axes, ordered_spans, pick, prompt_tokens, schemes
+from repo_interp.plots.marks.runs import spread
 from repo_interp.plots.style import darker, span_colours
 from repo_interp.plots.view import Interactive, PageOptions
 from repo_interp.plots.views.attention_mass import main_span
@@ -49,28 +42,23 @@ def embed(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any], tuple
     if "positions" not in run.children:
         data, prompts = _without_positions(run), int(run.attrs.get("prompts", 1))
         kept = [prompt["prompt"] for prompt in data["prompts"]]
-        left = prompts > len(kept)
-        return data, (f"The run keeps the texts of {len(kept)} of {prompts} prompts: {_stretches(kept)}.",) if left else ()
+        note = f"The run keeps the texts of {len(kept)} of {prompts} prompts: {_stretches(kept)}."
+        return data, (note,) if prompts > len(kept) else ()
     positions, budget = group(run, "positions"), options.budget
     asked = [int(prompt) for prompt in (positions["prompt"].values if options.prompts is None else options.prompts)]
     named = schemes(positions)
     embedded, left, spent = [], [], 0
-    outlines: dict[int, dict[str, Any]] = {}
     for prompt in asked:
         pick(positions["token_count"], prompt=prompt)
     for place, prompt in enumerate(asked):
-        blocks = {layer: pack_layer(positions, prompt, layer) for layer in named}
-        cost = sum(len(block["values"]) for block in blocks.values())
-        if place and spent + cost > budget:
+        whole = {layer: pack_layer(positions, prompt, layer) for layer in named}
+        if place and spent + _size(whole) > budget:
             left = asked[place:]
             break
-        if not place and cost > budget:
-            whole, blocks = blocks, _some_layers(blocks, budget)
-            outlines = {layer: _outline(block) for layer, block in whole.items() if layer not in blocks}
-            cost = sum(len(block["values"]) for block in blocks.values())
-        spent += cost
+        blocks = whole if place else _some_layers(whole, budget)
+        outlines = {layer: _outline(block) for layer, block in whole.items() if layer not in blocks}
+        spent += _size(blocks)
         embedded.append({**_described(prompt_tokens(positions, prompt)), "layers": blocks, "outlines": outlines})
-        outlines = {}
     data = _data(positions, embedded, _order(run, embedded))
     return data, _left_out(asked, left, embedded, list(named), positions.sizes["prompt"], spent)
 
@@ -137,26 +125,25 @@ def _joint(tokens: PromptTokens) -> str:
 
 def _some_layers(blocks: dict[int, dict[str, Any]], budget: int) -> dict[int, dict[str, Any]]:
     """As many layers as fit, spread evenly, at least one."""
-    layers = list(blocks)
-    for count in range(len(layers) - 1, 1, -1):
-        chosen = [layers[place] for place in np.linspace(0, len(layers) - 1, count).round().astype(int)]
-        if sum(len(blocks[layer]["values"]) for layer in chosen) <= budget:
-            return {layer: blocks[layer] for layer in chosen}
-    return {layers[-1]: blocks[layers[-1]]}
+    for count in range(len(blocks), 1, -1):
+        chosen = {layer: blocks[layer] for layer in spread(list(blocks), count)}
+        if _size(chosen) <= budget:
+            return chosen
+    return dict(list(blocks.items())[-1:])
+
+
+def _size(blocks: dict[int, dict[str, Any]]) -> int:
+    """Characters of the positions of `blocks`."""
+    return sum(len(block["values"]) for block in blocks.values())
 
 
 def _order(run: xr.DataTree, embedded: list[dict[str, Any]]) -> list[list[int]]:
     """Up to `NEXT` heads of embedded layers as `heads_to_show` ranks them; those whose positions are another's come last."""
-    blocks = embedded[0]["layers"]
-    seen: set[tuple[int, int]] = set()
-    first, again = [], []
-    heads = [int(head) for head in group(run, "positions")["head"].values]
-    for layer, head in heads_to_show(run):
-        if layer in blocks:
-            row = (layer, blocks[layer]["row"][heads.index(head)])
-            (again if row in seen else first).append([layer, head])
-            seen.add(row)
-    return [*first, *again][:NEXT]
+    blocks, heads = embedded[0]["layers"], group(run, "positions")["head"].values.tolist()
+    order = [[layer, head] for layer, head in heads_to_show(run) if layer in blocks]
+    rows = [(layer, blocks[layer]["row"][heads.index(head)]) for layer, head in order]
+    again = [row in rows[:place] for place, row in enumerate(rows)]
+    return [head for _, head in sorted(zip(again, order, strict=True), key=lambda pair: pair[0])][:NEXT]
 
 
 def _outline(block: dict[str, Any]) -> dict[str, Any]:
@@ -177,10 +164,8 @@ def _left_out(
         if left:
             note += f" Left out, since positions already fill {spent / 1e6:.1f} MB: {_stretches(left)}."
         notes.append(f"{note} Tables and figures are about all prompts.")
-    missing = [layer for layer in layers if layer not in embedded[0]["layers"]]
-    if missing:
-        stretches = _stretches(missing)
-        note = f"Prompt {embedded[0]['prompt']} is long: its layers {stretches} are left out"
+    if missing := [layer for layer in layers if layer not in embedded[0]["layers"]]:
+        note = f"Prompt {embedded[0]['prompt']} is long: its layers {_stretches(missing)} are left out"
         notes.append(f"{note}, but for outlines in the map of heads.")
     if notes:
         notes.append("To choose others: report_page(run, path, prompts=[...], megabytes=...).")

@@ -6,6 +6,7 @@ Draws the group `extrapolation`; fig. 6 the group `output_traces`. Knows nothing
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from repo_interp.plots.marks.finding import Finding
 from repo_interp.plots.marks.reading import group, schemes, unit_label
 from repo_interp.plots.marks.table import Table, cells
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
-from repo_interp.plots.view import View
+from repo_interp.plots.view import View, one_figure
 
 METHOD_LOOKS: dict[str, dict[str, Any]] = {
     "plain": {"color": "#222222", "marker": "o", "linestyle": "-"},
@@ -99,12 +100,8 @@ def output_traces(run: xr.DataTree) -> PaperFigure:
     for ax, trace, share in zip(axes.flat, traces, outside, strict=False):
         ax.plot(points[:, 0], points[:, 1], ".", color="#7FB8DA", markersize=1.5, alpha=0.5, gid="reference", rasterized=True)
         line = trace.values
-        parts = LineCollection(
-            [line[place : place + 2] for place in range(len(line) - 1)], cmap=shades, norm=steps, linewidth=0.9
-        )
-        parts.set_array(traces["step"].values[1:])
-        parts.set_gid(f"trace {int(trace['trace'])}")
-        ax.add_collection(parts)
+        look: dict[str, Any] = {"cmap": shades, "norm": steps, "linewidth": 0.9, "gid": f"trace {int(trace['trace'])}"}
+        ax.add_collection(LineCollection(list(pairwise(line)), array=traces["step"].values[1:], **look))
         ax.plot(*line[0], "o", markerfacecolor="white", markeredgecolor=shades(0.5), markersize=3.5, zorder=4)
         ax.plot(*line[-1], "o", color=shades(1.0), markeredgewidth=0, markersize=3.5, zorder=4)
         ax.set_title(f"query {int(trace['trace']):,}\n{share:.0f} % outside")
@@ -125,16 +122,11 @@ def _look(method: str) -> dict[str, Any]:
 def extrapolation_table(run: xr.DataTree) -> Table:
     """One row per method and length: divergence, log perplexity and the task's score."""
     dataset = group(run, "extrapolation")
-    rows = [
-        (
-            METHOD_NAMES.get(str(method), str(method)),
-            int(length),
-            *cells([own["kl"].mean(), own["kl"][-1], own["log_perplexity"], own["task_score"], own["task_score_error"]]),
-        )
-        for method in dataset["method"].values
-        for length in dataset["length"].values
-        for own in (dataset.sel({"method": method, "length": length}),)
-    ]
+    rows = []
+    for method, length in product(map(str, dataset["method"].values), dataset["length"].values):
+        own = dataset.sel({"method": method, "length": length})
+        numbers = own["kl"].mean(), own["kl"][-1], own["log_perplexity"], own["task_score"], own["task_score_error"]
+        rows.append((METHOD_NAMES.get(method, method), int(length), *cells(numbers)))
     metric, prompts = str(dataset.attrs["metric"]), int(dataset.attrs["prompts"])
     columns = ("method", "length", "KL", "KL, last layer", "log perplexity there", metric, "its standard error")
     note = (
@@ -144,10 +136,6 @@ def extrapolation_table(run: xr.DataTree) -> Table:
         "tokens."
     )
     return Table("extrapolation", "Beyond the training length", columns, tuple(rows), note)
-
-
-def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
-    yield "extrapolation", extrapolation_by_length(run)
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
@@ -169,28 +157,19 @@ VIEW = View(
     "Beyond the training length",
     "Prompts longer than those of training, run plainly and by methods of length extension: how far attention outputs leave the "
     "distribution they had (Position Generalization, table 2).",
-    _figures,
+    one_figure("extrapolation", extrapolation_by_length),
     tables=lambda run: (extrapolation_table(run),),
     findings=_findings,
     compared=("kl", "log_perplexity", "task_score"),
 )
 
 
-def _trace_figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
-    yield "output_traces", output_traces(run)
-
-
 def _trace_table(run: xr.DataTree) -> Table:
     """One row per query that is followed: how much of its line is further out than 99 % of the outputs at training lengths."""
     outside = group(run, "output_traces")["trace_outside"]
     rows = tuple((int(token), 100 * float(share)) for token, share in zip(outside["trace"].values, outside.values, strict=True))
-    return Table(
-        "output_traces",
-        "Attention outputs over sliding windows",
-        ("query at token", "outside (%)"),
-        rows,
-        "Share of a query's windows whose output is further out than 99 % of the outputs at the training length.",
-    )
+    note = "Share of a query's windows whose output is further out than 99 % of the outputs at the training length."
+    return Table("output_traces", OUTPUT_TRACES.title, ("query at token", "outside (%)"), rows, note)
 
 
 def _trace_lead(run: xr.DataTree) -> str:
@@ -205,7 +184,7 @@ OUTPUT_TRACES = View(
     "output_traces",
     "Attention outputs over sliding windows",
     _trace_lead,
-    _trace_figures,
+    one_figure("output_traces", output_traces),
     tables=lambda run: (_trace_table(run),),
     compared=("trace_outside",),
     not_averaged=("pca_reference", "pca_trace", "pca_share"),

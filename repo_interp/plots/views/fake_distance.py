@@ -15,23 +15,11 @@ from matplotlib.axes import Axes
 
 from repo_interp.errors import InputError
 from repo_interp.plots.marks.drawing import colour_bar, envelope
-from repo_interp.plots.marks.head_charts import HeadChart, HeadCurves, HeadNumber
-from repo_interp.plots.marks.reading import group, has_groups, pick, schemes
-from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, style
+from repo_interp.plots.marks.head_charts import HeadChart
+from repo_interp.plots.marks.reading import group, has_groups, layer_colour, pick
+from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.plots.view import View
-from repo_interp.plots.views.three_axis import (
-    PIXELS,
-    correlation_maps,
-    correlation_tables,
-    described,
-    draw_axis,
-    draw_map,
-    edges_of,
-    fit_correlations,
-    heads_with_maps,
-    map_limits,
-    r_of,
-)
+from repo_interp.plots.views import three_axis as fits
 
 CORRELATIONS = {"r": "r of the fake-distance fit"}
 
@@ -48,28 +36,30 @@ def fake_distance_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
     shown = pick(maps["fake_map"], layer=layer, head=head).transpose("distance_block", "key_block")
     position, semantic = (pick(fit[name], layer=layer, head=head).values for name in ("position_axis", "semantic_axis"))
     tokens, starts = semantic.size, shown["key_block"].values
-    edges = edges_of(starts, tokens)
+    edges = fits.edges_of(starts, tokens)
     sizes = np.diff(edges)
     by_distance, by_key = (np.add.reduceat(axis, edges[:-1]) / sizes for axis in (position, semantic))
     rebuilt = by_distance[:, None] + by_key
     figure = paper_figure(PAGE_WIDTH, 3.0)
     grid = figure.add_gridspec(2, 3, width_ratios=(1, 0.28, 1.12), height_ratios=(0.28, 1))
-    limits, colour = map_limits(shown.values), scheme_colour(schemes(fit)[layer])
+    limits, colour = fits.map_limits(shown.values), layer_colour(fit, layer)
     ax, along, beside, beneath = (figure.add_subplot(grid[place]) for place in ((1, 0), (0, 0), (1, 1), (1, 2)))
-    draw_map(ax, shown.values, tokens, limits, "", "key", "fake distance")
-    draw_axis(along, semantic, colour, "semantic")
+    fits.draw_map(ax, shown.values, tokens, limits, "", "key", "fake distance")
+    fits.draw_axis(along, semantic, colour, "semantic")
     along.set_title("Fake-distance logits; above: semantic axis, right: position axis")
     along.tick_params(labelbottom=False)
     _upright_line(beside, position, colour, "position")
     beside.tick_params(labelleft=False)
-    image = draw_map(beneath, rebuilt, tokens, limits, f"Sum of the axes, r = {r_of(fit, layer, head)}", "key", "fake distance")
+    image = fits.draw_map(
+        beneath, rebuilt, tokens, limits, f"Sum of the axes, r = {fits.r_of(fit, layer, head)}", "key", "fake distance"
+    )
     colour_bar(figure, image, beneath, "logits", pad=0.02, fraction=0.05)
-    figure.suptitle(described(fit, layer, head, tokens, maps), x=0.01, ha="left")
+    figure.suptitle(fits.described(fit, layer, head, tokens, maps), x=0.01, ha="left")
     return figure
 
 
 def _upright_line(ax: Axes, values: np.ndarray, colour: str, name: str) -> None:
-    shown = envelope(values, PIXELS)
+    shown = envelope(values, fits.PIXELS)
     ax.plot(values[shown], shown, color=colour, linewidth=0.7, gid=f"axis {name}")
     ax.set(ylim=(max(1, values.size - 1), 0), xlabel="logits")
     ax.grid(axis="x")
@@ -78,24 +68,16 @@ def _upright_line(ax: Axes, values: np.ndarray, colour: str, name: str) -> None:
 def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
     """The correlations where `three_axis` does not draw them; with maps and axes fig. 3."""
     if not has_groups(run, ["three_axis"]):
-        yield "fit_correlations", fit_correlations(run)
+        yield "fit_correlations", fits.fit_correlations(run)
     dataset = group(run, "fake_distance")
     if "position_axis" in dataset:
-        for layer, head in heads_with_maps(run, dataset):
+        for layer, head in fits.heads_with_maps(run, dataset):
             yield f"fake_distance_layer{layer}_head{head}", fake_distance_fit(run, layer, head)
 
 
 def _head_charts(run: xr.DataTree) -> Sequence[HeadChart]:
-    """r of every prompt and, where the run keeps them, both axes of the first."""
-    fit = group(run, "fake_distance")
-    charts: list[HeadChart] = [HeadNumber("r of the fake-distance fit", fit["r"])]
-    if "position_axis" in fit:
-        position, semantic = {"position": fit["position_axis"]}, {"semantic": fit["semantic_axis"]}
-        charts.append(
-            HeadCurves("Position axis, first prompt", "fake distance (tokens)", "logits", fit["distance"].values, position)
-        )
-        charts.append(HeadCurves("Semantic axis, first prompt", "key (token)", "logits", fit["token"].values, semantic))
-    return charts
+    axes = {"Position axis": ("position", "fake distance (tokens)"), "Semantic axis": ("semantic", "key (token)")}
+    return fits.fit_charts(group(run, "fake_distance"), "r of the fake-distance fit", axes)
 
 
 VIEW = View(
@@ -104,8 +86,8 @@ VIEW = View(
     "Correlation of the logits that the last query would give every key at every distance with a part for the distance and one for the "
     "key, added up (Position Generalization, sec. 3.2). Without rotation it is 1 by construction.",
     _figures,
-    tables=correlation_tables("fake_distance", CORRELATIONS),
-    head_maps=correlation_maps("fake_distance", CORRELATIONS),
+    tables=fits.correlation_tables("fake_distance", CORRELATIONS),
+    head_maps=fits.correlation_maps("fake_distance", CORRELATIONS),
     head_charts=_head_charts,
     live=("fit_correlations", "fake_distance_layer*"),
     compared=("r", "position_axis"),

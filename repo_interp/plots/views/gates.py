@@ -19,13 +19,13 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.arrays import over_prompts, ranked_heads
-from repo_interp.plots.marks.drawing import colour_bar, counted, legend_below, name_tokens, scheme_handles, thin
+from repo_interp.plots.marks.arrays import heads_where, over_prompts, ranked_heads
+from repo_interp.plots.marks.drawing import colour_bar, counted, legend_below, name_tokens, panels, scheme_handles, thin
 from repo_interp.plots.marks.finding import Finding, heads_named, percent
-from repo_interp.plots.marks.heads import HeadMap, control_handle, draw_with_control
-from repo_interp.plots.marks.reading import described_prompts, group, pick, prompt_tokens, schemes
-from repo_interp.plots.marks.table import Cell, Table, cells
-from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, darker, paper_figure, scheme_colour, scheme_name, style
+from repo_interp.plots.marks.heads import HeadMap, control_handle, draw_with_control, head_rows
+from repo_interp.plots.marks.reading import described_prompts, group, layer_colour, layer_scheme, pick, prompt_tokens, schemes
+from repo_interp.plots.marks.table import Cell, Table
+from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, darker, paper_figure, style
 from repo_interp.plots.view import View
 
 HEADS = 3
@@ -64,7 +64,7 @@ def position_attention(run: xr.DataTree, layer: int, head: int, prompt: int = 0)
     ax = figure.subplots()
     shown = draw_map(ax, values.values[: _count(separators), : _count(separators)], np.flatnonzero(separators == 1))
     colour_bar(figure, shown, ax, "attention from position alone (row maximum 1)", pad=0.02, fraction=0.05)
-    ax.set_title(f"Layer {layer}, head {head} ({scheme_name(schemes(dataset)[layer])}), prompt {prompt}")
+    ax.set_title(f"Layer {layer}, head {head} ({layer_scheme(dataset, layer)}), prompt {prompt}")
     if (separators == 1).any():
         marks = Line2D([], [], linestyle="none", marker="+", color="black", markersize=4, label="separator")
         legend_below(figure, [marks])
@@ -91,24 +91,19 @@ def gate_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> Pape
     count = _count(separators)
     gates = pick(dataset["gate_by_token"], prompt=prompt, layer=layer, head=head).values[:count]
     sums = pick(dataset["counted"], prompt=prompt, layer=layer, head=head).values[:count]
+    scheme = layer_scheme(dataset, layer)
     if not np.isfinite(gates).any():
-        raise InputError(f"layer {layer} ({scheme_name(schemes(dataset)[layer])}) has no gates; CoPE's layers have")
-    largest = float(dataset["largest_position"].sel(layer=layer))
-    colour = scheme_colour(schemes(dataset)[layer])
+        raise InputError(f"layer {layer} ({scheme}) has no gates; CoPE's layers have")
+    largest, colour = float(dataset["largest_position"].sel(layer=layer)), layer_colour(dataset, layer)
     figure = paper_figure(PAGE_WIDTH, 3.0)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(1.3, 1))
     draw_gates(upper, gates, separators[:count] == 1, colour)
     draw_counted(lower, sums, np.flatnonzero(separators[:count] == 1), largest, colour)
     _label_tokens(run, lower, prompt, gates, separators[:count] == 1)
-    share = [float(dataset[name].sel(prompt=prompt, layer=layer, head=head)) for name in _TABLE]
-    on_separators = (
-        f"; {100 * share[2]:.3g} % of gates on separators, {100 * share[3]:.3g} % on random tokens"
-        if np.isfinite(share[2])
-        else ""
-    )
-    upper.set_title(
-        f"Layer {layer}, head {head} ({scheme_name(schemes(dataset)[layer])}), prompt {prompt}, {count:,} tokens{on_separators}"
-    )
+    own = 100 * dataset.sel(prompt=prompt, layer=layer, head=head)[["separator_share", "separator_share_shuffled"]]
+    share, shuffled = map(float, own.values())
+    on_separators = f"; {share:.3g} % of gates on separators, {shuffled:.3g} % on random tokens" if np.isfinite(share) else ""
+    upper.set_title(f"Layer {layer}, head {head} ({scheme}), prompt {prompt}, {count:,} tokens{on_separators}")
     marked = [Patch(facecolor=darker(colour, 0.6), label="separator"), Patch(facecolor=colour, alpha=_PALE, label="other token")]
     legend_below(figure, marked if (separators == 1).any() else marked[1:])
     return figure
@@ -116,13 +111,9 @@ def gate_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> Pape
 
 def draw_gates(ax: Axes, gates: np.ndarray, separators: np.ndarray, colour: str) -> Axes:
     """Draw `gates` [token] on `ax` as bars; `separators` [token] are the darker ones."""
-    places = np.arange(len(gates))
-    for chosen, name, shade, opacity in (
-        (~separators, "others", colour, _PALE),
-        (separators, "separators", darker(colour, 0.6), 1.0),
-    ):
-        for bar in ax.bar(places[chosen], gates[chosen], width=1.0, linewidth=0, color=shade, alpha=opacity):
-            bar.set_gid(name)
+    others, own = (~separators, "others", colour, _PALE), (separators, "separators", darker(colour, 0.6), 1.0)
+    for chosen, name, shade, opacity in (others, own):
+        ax.bar(np.flatnonzero(chosen), gates[chosen], width=1.0, linewidth=0, color=shade, alpha=opacity, gid=name)
     ax.set(ylabel="mean gate", ylim=(0, 1.02), xlim=(-0.5, len(gates) - 0.5))
     ax.grid(axis="y")
     return ax
@@ -150,28 +141,29 @@ def gate_scores(run: xr.DataTree) -> PaperFigure:
     Raises InputError when the run has no gates, or its prompts neither separators nor segments.
     """
     dataset = group(run, "gates")
-    panels = []
-    if np.isfinite(dataset["separator_share"]).any():
-        panels.append(("gates on separators", dataset["separator_share"], dataset["separator_share_shuffled"]))
-    for kind in measured_kinds(dataset):
-        mass, shuffled = (dataset[f"last_segment_{name}"].sel(kind=kind) for name in ("mass", "shuffled"))
-        panels.append((f"attention in own {kind.removesuffix('s')}", mass, shuffled))
-    if not panels:
+    shown = list(_with_controls(dataset))
+    if not shown:
         raise InputError("no prompt of this run has separators or segments; give prompts with text, or with a span separator")
-    columns = min(COLUMNS, len(panels))
-    rows = -(-len(panels) // columns)
-    figure = paper_figure(PAGE_WIDTH if columns > 1 else COLUMN_WIDTH, 0.6 + 1.75 * rows)
-    axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
-    for ax, (label, scores, control) in zip(axes.flat, panels, strict=False):
+    figure, axes = panels(len(shown), COLUMNS, 1.75, 0.6, sharey=True)
+    for ax, (label, scores, control) in zip(axes, shown, strict=True):
         draw_with_control(ax, over_prompts(scores), over_prompts(control))
         ax.set_title(f"{label} ({counted(int(np.isfinite(scores).any(('layer', 'head')).sum()), 'prompt')})")
-    for ax in axes.flat[len(panels) :]:
-        ax.set_visible(False)
-    for ax in axes[:, 0]:
+    for ax in axes[::COLUMNS]:
         ax.set_ylabel("share")
     handles = [*scheme_handles(schemes(dataset).values(), "o"), control_handle("control: shuffled tokens, shuffled segments")]
     legend_below(figure, handles)
     return figure
+
+
+def _with_controls(dataset: xr.Dataset) -> Iterator[tuple[str, xr.DataArray, xr.DataArray]]:
+    """Shares [prompt, layer, head] of gates on separators, and of attention within segments of each kind, where the prompts have any: what
+    they are, the share, and its control.
+    """
+    if np.isfinite(dataset["separator_share"]).any():
+        yield "gates on separators", dataset["separator_share"], dataset["separator_share_shuffled"]
+    for kind in measured_kinds(dataset):
+        mass, shuffled = (dataset[f"last_segment_{name}"].sel(kind=kind, drop=True) for name in ("mass", "shuffled"))
+        yield f"attention in own {kind.removesuffix('s')}", mass, shuffled
 
 
 def figures_of_gates(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
@@ -204,12 +196,11 @@ def measured_kinds(dataset: xr.Dataset) -> list[str]:
 def gate_table(run: xr.DataTree) -> Table:
     """One row per head with gates: gates of separators and of others, the share on separators and on random tokens, and their chance."""
     dataset = group(run, "gates")
-    means = xr.Dataset({name: over_prompts(dataset[name]) for name in _TABLE})
     note = (
         f"{_averaged(dataset)} Chance: share of {dataset.attrs.get('draws', '?')} draws of random tokens that do at least as well. A dash "
         "where the prompts have no separators."
     )
-    return Table("gates", "Gates", ("layer", "head", "scheme", *_TABLE.values()), tuple(_rows(means)), note)
+    return Table("gates", "Gates", ("layer", "head", "scheme", *_TABLE.values()), tuple(_rows(dataset[[*_TABLE]])), note)
 
 
 def own_segment_table(run: xr.DataTree) -> Table:
@@ -217,23 +208,16 @@ def own_segment_table(run: xr.DataTree) -> Table:
     ones.
     """
     dataset = group(run, "gates")
-    rows = [
-        (kind, *row)
-        for kind in measured_kinds(dataset)
-        for row in _rows(xr.Dataset({name: over_prompts(dataset[name].sel(kind=kind, drop=True)) for name in _OWN_SEGMENT}))
-    ]
+    rows = [(kind, *row) for kind in measured_kinds(dataset) for row in _rows(dataset[[*_OWN_SEGMENT]].sel(kind=kind, drop=True))]
     title = "Attention from position alone within a query's own segment"
     columns = ("segments", "layer", "head", "scheme", *_OWN_SEGMENT.values())
     return Table("own_segments", title, columns, tuple(rows), _averaged(dataset))
 
 
-def _rows(means: xr.Dataset) -> Iterator[tuple[Cell, ...]]:
-    """Layer, head, scheme and `means` of every head that has any."""
-    for layer, scheme in schemes(means).items():
-        for head in means["head"].values:
-            own = [float(mean.sel(layer=layer, head=head)) for mean in means.values()]
-            if np.isfinite(own).any():
-                yield (layer, int(head), scheme_name(scheme), *cells(own))
+def _rows(dataset: xr.Dataset) -> list[tuple[Cell, ...]]:
+    """Layer, head, scheme and means over prompts of every head that has any."""
+    known = dataset.notnull().any("prompt").to_dataarray().any("variable")
+    return head_rows([over_prompts(values) for values in dataset.values()], heads_where(known))
 
 
 def _averaged(dataset: xr.Dataset) -> str:
@@ -244,10 +228,8 @@ def _label_tokens(run: xr.DataTree, ax: Axes, prompt: int, gates: np.ndarray, se
     ax.set_xlabel("token index")
     ax.locator_params(axis="x", nbins=10, integer=True)
     described = described_prompts(run)
-    if described is None or prompt not in described["prompt"]:
-        return
-    tokens = prompt_tokens(described, prompt)
-    if tokens.texts is None or tokens.count != len(gates):
+    tokens = None if described is None or prompt not in described["prompt"] else prompt_tokens(described, prompt)
+    if tokens is None or tokens.texts is None or tokens.count != len(gates):
         return
     largest = np.argsort(-gates, kind="stable")[: LABELS // 3].tolist()
     order = [*np.flatnonzero(separators).tolist(), *largest, *range(0, len(gates), max(1, len(gates) // LABELS))]
@@ -262,36 +244,22 @@ def _count(separators: np.ndarray) -> int:
 
 
 def _head_maps(run: xr.DataTree) -> Iterator[HeadMap]:
-    """Shares on separators and within segments, each with its control, where the prompts have any."""
-    dataset = group(run, "gates")
-    if np.isfinite(dataset["separator_share"]).any():
-        share = over_prompts(dataset["separator_share"]).assign_attrs(long_name="share of gates on separators", units="1")
-        yield HeadMap(share, over_prompts(dataset["separator_share_shuffled"]))
-    for kind in measured_kinds(dataset):
-        mass, shuffled = (
-            over_prompts(dataset[f"last_segment_{name}"].sel(kind=kind, drop=True)) for name in ("mass", "shuffled")
-        )
-        named = mass.assign_attrs(long_name=f"attention from position alone in own {kind.removesuffix('s')}", units="1")
-        yield HeadMap(named, shuffled)
+    for label, share, control in _with_controls(group(run, "gates")):
+        name = f"share of {label}" if label.startswith("gates") else label.replace("attention", "attention from position alone")
+        yield HeadMap(over_prompts(share).assign_attrs(long_name=name, units="1"), over_prompts(control))
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
     """Heads whose gates fall on separators, twice as much as on as many random tokens and more than nearly all choices of them do."""
     measured = group(run, "gates")
-    share, shuffled, chance = (
-        over_prompts(measured[name]).transpose("layer", "head")
-        for name in ("separator_share", "separator_share_shuffled", "separator_share_chance")
-    )
-    found = ((chance < 0.05) & (share > 2 * shuffled)).values
+    share, shuffled, chance = (over_prompts(measured[f"separator_share{part}"]) for part in ("", "_shuffled", "_chance"))
+    found = (chance < 0.05) & (share > 2 * shuffled)
     if not found.any():
         return
-    heads = [(int(share["layer"][row]), int(share["head"][column])) for row, column in np.argwhere(found)]
-    row, column = np.unravel_index(int(np.where(found, share.values, -np.inf).argmax()), share.shape)
-    layer, head = int(share["layer"][row]), int(share["head"][column])
-    sentence = (
-        f"Gates fall on separators in {heads_named(heads)}: in L{layer} H{head} {percent(float(share[row, column]))} of their sum"
-    )
-    evidence = f"gates.separator_share; as many random tokens hold {percent(float(shuffled[row, column]))}"
+    layer, head = ranked_heads(share.where(found))[0]
+    best, control = (percent(float(values.sel(layer=layer, head=head))) for values in (share, shuffled))
+    sentence = f"Gates fall on separators in {heads_named(heads_where(found))}: in L{layer} H{head} {best} of their sum"
+    evidence = f"gates.separator_share; as many random tokens hold {control}"
     yield Finding(sentence, evidence, 0.75, "gates", layer, head)
 
 

@@ -17,22 +17,13 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patches import Patch, Rectangle
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.arrays import nanmean
-from repo_interp.plots.marks.drawing import legend_below, name_ticks, scheme_handles, scheme_swatches, write_cells
+from repo_interp.plots.marks import drawing
+from repo_interp.plots.marks.arrays import nanmean, ranked_heads
 from repo_interp.plots.marks.finding import Finding, percent
 from repo_interp.plots.marks.heads import HeadMap
-from repo_interp.plots.marks.reading import group, learned_layers, schemes
+from repo_interp.plots.marks.reading import group, layer_scheme, learned_layers, schemes
 from repo_interp.plots.marks.table import Cell, Table, cells
-from repo_interp.plots.style import (
-    PAGE_HEIGHT,
-    PAGE_WIDTH,
-    PATTERN_COLOURS,
-    PaperFigure,
-    darker,
-    paper_figure,
-    scheme_name,
-    style,
-)
+from repo_interp.plots.style import PAGE_HEIGHT, PAGE_WIDTH, PATTERN_COLOURS, PaperFigure, darker, paper_figure, style
 from repo_interp.plots.view import View
 
 
@@ -51,26 +42,22 @@ def pattern_shares(run: xr.DataTree) -> PaperFigure:
     figure = paper_figure(PAGE_WIDTH, min(PAGE_HEIGHT, max(2.4, 0.17 * len(named) + 1.1)))
     overall, by_layer, by_head = figure.subplots(1, 3, width_ratios=(0.75, 2.1, 2.6))
     draw_stack(overall, patterns["pattern_share_all"].values[None], names)
-    overall.set_xticks([])
-    overall.set_ylabel("share of chunks (%)")
-    overall.set_title("Learned layers")
+    overall.set(xticks=[], ylabel="share of chunks (%)", title="Learned layers")
     _write_shares(overall, patterns["pattern_share_all"].values)
     by_layer.sharey(overall)
-    draw_stack(by_layer, _layer_means(shares.values), names)
+    draw_stack(by_layer, nanmean(shares.values, axis=1), names)
     by_layer.tick_params(labelleft=False)
-    scheme_swatches(by_layer, named, "x")
-    name_ticks(by_layer.xaxis, named, 16)
-    by_layer.set_xlabel("layer")
-    by_layer.set_title("By layer")
+    drawing.scheme_swatches(by_layer, named, "x")
+    drawing.name_ticks(by_layer.xaxis, named, 16)
+    by_layer.set(xlabel="layer", title="By layer")
     draw_mosaic(by_head, shares.values, names)
-    scheme_swatches(by_head, named, "y")
-    name_ticks(by_head.yaxis, named, 32)
-    name_ticks(by_head.xaxis, shares["head"].values, 16)
-    by_head.set(xlabel="head", ylabel="layer")
-    by_head.set_title("By layer and head")
+    drawing.scheme_swatches(by_head, named, "y")
+    drawing.name_ticks(by_head.yaxis, named, 32)
+    drawing.name_ticks(by_head.xaxis, shares["head"].values, 16)
+    by_head.set(xlabel="head", ylabel="layer", title="By layer and head")
     figure.suptitle(_caption(patterns), x=0.01, ha="left")
     handles = [Patch(facecolor=PATTERN_COLOURS[name], label=name) for name in names]
-    legend_below(figure, [*handles, *scheme_handles(named.values())])
+    drawing.legend_below(figure, [*handles, *drawing.scheme_handles(named.values())])
     return figure
 
 
@@ -82,7 +69,7 @@ def draw_stack(ax: Axes, shares: np.ndarray, names: list[str]) -> Axes:
         ax.bar(np.arange(len(shares)), height, 0.86, bottom, color=PATTERN_COLOURS[name], label=name)
         bottom += height
     for bar in np.flatnonzero(~np.isfinite(shares).all(axis=1)).tolist():
-        ax.text(bar, 50, "no positions", rotation=90, ha="center", va="center", color="#8A8A8A")
+        drawing.say(ax, "no positions", bar)
     ax.set(xlim=(-0.6, len(shares) - 0.4), ylim=(0, 100))
     return ax
 
@@ -95,15 +82,13 @@ def draw_mosaic(ax: Axes, shares: np.ndarray, names: list[str]) -> Axes:
     edges = np.concatenate((np.zeros((layers, heads, 1)), np.cumsum(np.nan_to_num(shares), axis=-1)), axis=-1)
     width, height = 0.94, 0.84
     for code, name in enumerate(names):
-        cells = []
-        for layer, head in np.argwhere(shares[..., code] > 0):
-            left, right = head - width / 2 + width * edges[layer, head, code : code + 2]
-            top, bottom = layer - height / 2, layer + height / 2
-            cells.append([(left, top), (right, top), (right, bottom), (left, bottom)])
-        ax.add_collection(PolyCollection(cells, facecolors=PATTERN_COLOURS[name], linewidths=0, gid=f"pattern {name}"))
+        layer, head = np.nonzero(shares[..., code] > 0)
+        left, right = (head - width / 2 + width * edges[layer, head, code + side] for side in (0, 1))
+        top, bottom = layer - height / 2, layer + height / 2
+        corners = np.stack([left, top, right, top, right, bottom, left, bottom], axis=1).reshape(-1, 4, 2)
+        ax.add_collection(PolyCollection(corners, facecolors=PATTERN_COLOURS[name], linewidths=0, gid=f"pattern {name}"))
     ax.set(xlim=(-0.5, heads - 0.5), ylim=(layers - 0.5, -0.5))
-    ax.spines[:].set_visible(False)
-    ax.tick_params(length=0)
+    drawing.bare(ax)
     return ax
 
 
@@ -122,16 +107,13 @@ def pattern_sensitivity(run: xr.DataTree) -> PaperFigure:
         )
     there = (100 * grid >= 0.5).any(("chunk_size", "epsilon")).values
     drawn, absent = grid["pattern"].values[there], grid["pattern"].values[~there]
-    figure = paper_figure(
-        PAGE_WIDTH if len(drawn) > 2 else 0.75 * PAGE_WIDTH, 0.9 + 0.15 * bool(len(absent)) + 0.24 * len(grid[0])
-    )
-    axes = figure.subplots(1, len(drawn), sharey=True, squeeze=False)[0]
+    width = PAGE_WIDTH if len(drawn) > 2 else 0.75 * PAGE_WIDTH
+    figure, axes = drawing.panels(len(drawn), len(drawn), 0.24 * len(grid[0]), 0.9 + 0.15 * bool(len(absent)), width, sharey=True)
     for ax, name in zip(axes, drawn, strict=True):
         _share_map(ax, 100 * grid.sel(pattern=name).values, PATTERN_COLOURS[str(name)])
         ax.set_xticks(range(grid.sizes["epsilon"]), [f"{value:g}" for value in grid["epsilon"].values])
         ax.set_yticks(range(grid.sizes["chunk_size"]), [str(value) for value in grid["chunk_size"].values])
-        ax.set_xlabel("ε (positions)")
-        ax.set_title(f"{name} (% of chunks)")
+        ax.set(xlabel="ε (positions)", title=f"{name} (% of chunks)")
         _frame_choice(ax, patterns)
     axes[0].set_ylabel("chunk size (tokens)")
     if len(absent):
@@ -149,24 +131,19 @@ def pattern_table(run: xr.DataTree) -> Table:
     shares = 100 * patterns["pattern_share"].transpose("layer", "head", "pattern").values
     names = [str(name) for name in patterns["pattern"].values]
     rows: list[tuple[Cell, ...]] = [("learned layers", "", *cells(100 * patterns["pattern_share_all"].values))]
-    for (layer, scheme), share in zip(schemes(patterns).items(), shares, strict=True):
-        rows.append((f"layer {layer}", scheme_name(scheme), *cells(nanmean(share, axis=0))))
+    for layer, share in zip(patterns["layer"].values.tolist(), shares, strict=True):
+        rows.append((f"layer {layer}", layer_scheme(patterns, layer), *cells(nanmean(share, axis=0))))
     parameters = [f"{key.replace('_', ' ')} {patterns.attrs[key]}" for key in ("chunk_size", "epsilon") if key in patterns.attrs]
     chunks = f"{_chunks(patterns):,} chunks in learned layers. " if "chunk_pattern" in patterns else ""
-    return Table(
-        "patterns",
-        "Patterns of positions inside chunks",
-        ("layers", "scheme", *(f"{name} (%)" for name in names)),
-        tuple(rows),
-        f"{chunks}{', '.join(parameters).capitalize()}.".replace(" .", ""),
-    )
+    columns, note = ("layers", "scheme", *(f"{name} (%)" for name in names)), f"{chunks}{', '.join(parameters).capitalize()}."
+    return Table("patterns", "Patterns of positions inside chunks", columns, tuple(rows), note.replace(" .", ""))
 
 
 def _share_map(ax: Axes, shares: np.ndarray, colour: str) -> None:
     colours = LinearSegmentedColormap.from_list("share", ["#FFFFFF", colour, darker(colour, 0.75)])
     ax.imshow(shares, cmap=colours, vmin=0, vmax=100, aspect="auto")
     lightness = colours(shares / 100)[..., :3] @ (0.3, 0.59, 0.11)
-    write_cells(ax, shares, ".0f", np.where(lightness > 0.5, "black", "white"), 6.2)
+    drawing.write_cells(ax, shares, ".0f", np.where(lightness > 0.5, "black", "white"), 6.2)
 
 
 def _frame_choice(ax: Axes, patterns: xr.Dataset) -> None:
@@ -187,13 +164,6 @@ def _write_shares(ax: Axes, shares: np.ndarray) -> None:
         place = (0.0, "center") if inside else (0.47, "left")
         ax.text(place[0], bottom + share / 2, f"{share:.0f} %", ha=place[1], va="center", fontsize=6.5)
         bottom += share
-
-
-def _layer_means(shares: np.ndarray) -> np.ndarray:
-    """Mean over the heads that have shares; NaN for a layer without any."""
-    known = np.isfinite(shares)
-    with np.errstate(invalid="ignore"):
-        return np.where(known, shares, 0).sum(axis=1) / known.sum(axis=1)
 
 
 def _caption(patterns: xr.Dataset) -> str:
@@ -233,11 +203,9 @@ def _not_all_monotonic(run: xr.DataTree) -> bool:
 
 def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
     shares = group(run, "patterns")["pattern_share"]
-    if not _has_chunks(run):
-        return ()
     return [
         HeadMap(shares.sel(pattern=name, drop=True).assign_attrs(long_name=f"share of {name} chunks", units="1"), learned=True)
-        for name in shares["pattern"].values
+        for name in (shares["pattern"].values if _has_chunks(run) else ())
     ]
 
 
@@ -251,9 +219,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     mean = {str(name): float(of_layers.sel(pattern=name).mean()) for name in of_layers["pattern"].values}
     if not np.isfinite(mean["mono"]) or mean["mono"] > 0.9:
         return
-    hybrid = of_layers.sel(pattern="hybrid").transpose("layer", "head")
-    row, column = np.unravel_index(int(np.nanargmax(hybrid.values)), hybrid.shape)
-    layer, head = int(hybrid["layer"][row]), int(hybrid["head"][column])
+    layer, head = ranked_heads(of_layers.sel(pattern="hybrid"))[0]
     sentence = (
         f"Learned positions do not count tokens: in {percent(mean['mono'])} of chunks of the text they only rise or only fall, in "
         f"{percent(mean['constant'])} they stay constant, in {percent(mean['hybrid'])} they do neither (hybrid)"

@@ -123,15 +123,11 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     at_least = rise.sel(gamma=smallest[0]).isel(l_max=0)
     if not float(at_least.max()) >= LEAST_RISE:
         return
-    kind = str(at_least["kind"].values[int(np.nanargmax(at_least.values))])
-    moved = f"Moving {percent(float(smallest[0]))} of the tokens ({kind.replace('_', ' ')}) by up to {int(measured['l_max'][0])}"
+    kind = str(at_least["kind"].values[int(np.nanargmax(at_least.values))]).replace("_", " ")
+    moved = f"Moving {percent(float(smallest[0]))} of the tokens ({kind}) by up to {int(measured['l_max'][0])}"
     sentence = f"{moved} raises the log perplexity by {float(at_least.max()):.2g} nats"
-    yield Finding(
-        sentence,
-        f"perturbation.log_perplexity_rise at the smallest dose, the kind that costs most; at least {LEAST_RISE}",
-        0.4,
-        "perturbation",
-    )
+    evidence = f"perturbation.log_perplexity_rise at the smallest dose, the kind that costs most; at least {LEAST_RISE}"
+    yield Finding(sentence, evidence, 0.4, "perturbation")
 
 
 VIEW = View(

@@ -9,7 +9,6 @@ Draws the group `position_sources`. Knows nothing about how shares were taken.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 
 import numpy as np
 import xarray as xr
@@ -17,12 +16,13 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.drawing import counted, legend_below, number, scheme_swatches, sparse_ticks
+from repo_interp.plots.marks.arrays import heads_where
+from repo_interp.plots.marks.drawing import counted, legend_below, number, panels, scheme_swatches, sparse_ticks
 from repo_interp.plots.marks.finding import Finding, heads_named
 from repo_interp.plots.marks.heads import HeadMap, head_grid_figure
 from repo_interp.plots.marks.reading import LEARNED_SCHEMES, group, schemes
-from repo_interp.plots.marks.table import Table
-from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
+from repo_interp.plots.marks.table import Cell, Table
+from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, style
 from repo_interp.plots.view import View
 
 COLOURS = {"token": "#0072B2", "index": "#E69F00", "segment": "#009E73", "previous": "#CC79A7", "rest": "#D9D9D9"}
@@ -51,21 +51,21 @@ def position_source_bars(run: xr.DataTree) -> PaperFigure:
             "no head of this run has sources of its positions: give at least two different prompts, and layers with positions or gates"
         )
     per_row = max(1, HEADS_IN_ROW // dataset.sizes["head"])
-    layers = list(dict.fromkeys(layer for layer, _ in heads))
+    layers, per_layer = list(dict.fromkeys(layer for layer, _ in heads)), dataset.sizes["head"]
     rows = [layers[first : first + per_row] for first in range(0, len(layers), per_row)]
-    figure = paper_figure(PAGE_WIDTH, 0.7 + 1.35 * len(rows))
-    axes = figure.subplots(len(rows), 1, squeeze=False, sharey=True)[:, 0]
+    figure, axes = panels(len(rows), 1, 1.35, 0.7, PAGE_WIDTH, sharey=True)
     for ax, of_row in zip(axes, rows, strict=True):
         shown = [(layer, head) for layer, head in heads if layer in of_row]
-        per_layer = dataset.sizes["head"]
-        places = np.array([of_row.index(layer) + _offset(dataset, head) for layer, head in shown])
+        own = dataset.stack(of=("layer", "head")).sel(of=shown)
+        numbers = np.searchsorted(dataset["head"].values, own["head"].values)
+        places = np.array([of_row.index(layer) for layer, _ in shown]) + (numbers + 0.5) / per_layer * 0.94 - 0.47
         above, below = np.zeros(len(shown)), np.zeros(len(shown))
         for source, colour in COLOURS.items():
-            values = np.array([float(dataset["share"].sel(layer=layer, head=head, source=source)) for layer, head in shown])
+            values = own["share"].sel(source=source).values
             bottom = np.where(values >= 0, above, below)
             ax.bar(places, values, 0.84 / per_layer, bottom, color=colour, linewidth=0, gid=f"source {source}")
             above, below = above + np.maximum(values, 0), below + np.minimum(values, 0)
-        follows = np.array([int(dataset["follows_from_token"].sel(layer=layer, head=head)) == 1 for layer, head in shown])
+        follows = own["follows_from_token"].values == 1
         ax.plot(places[follows], above[follows] + 0.06, "v", color="black", markersize=3, gid="follows")
         ax.axhline(0, color="#333333", linewidth=0.6)
         ticks = [of_row[place] for place in sparse_ticks(of_row, 24)]
@@ -80,17 +80,10 @@ def position_source_bars(run: xr.DataTree) -> PaperFigure:
     return figure
 
 
-def _offset(dataset: xr.Dataset, head: int) -> float:
-    heads = dataset["head"].values.tolist()
-    return (heads.index(head) + 0.5) / len(heads) * 0.94 - 0.47
-
-
 def _known_heads(dataset: xr.Dataset) -> list[tuple[int, int]]:
     """Heads (layer, head) with sources; only those of layers that learn positions or count by gates, where there are any."""
-    known = np.isfinite(dataset["r_squared"].transpose("layer", "head").values)
-    heads = [(int(dataset["layer"][layer]), int(dataset["head"][head])) for layer, head in np.argwhere(known)]
-    own = [(layer, head) for layer, head in heads if _reads(schemes(dataset)[layer])]
-    return own or heads
+    heads = heads_where(dataset["r_squared"].notnull())
+    return [(layer, head) for layer, head in heads if _reads(schemes(dataset)[layer])] or heads
 
 
 def _reads(scheme: str) -> bool:
@@ -101,16 +94,13 @@ def _reads(scheme: str) -> bool:
 def source_table(run: xr.DataTree) -> Table:
     """One row per head, of heads of a layer with the same numbers the first: shares and R^2 of the token alone, in whole per cent."""
     dataset = group(run, "position_sources")
-    lines = []
+    rows: list[tuple[Cell, ...]] = []
     for layer, head in _known_heads(dataset):
         own = dataset.sel(layer=layer, head=head)
         values = [*own["share"].sel(source=list(COLOURS)).values, float(own["alone"].sel(source="token"))]
-        follows = {1: "yes", 0: "no", -1: "–"}[int(own["follows_from_token"])]
-        lines.append((layer, head, (*(round(100 * value) for value in values), follows)))
-    rows = []
-    for (layer, rest), same in groupby(lines, key=lambda line: (line[0], line[2])):
-        _, head, _ = next(same)
-        rows.append((layer, head, *rest))
+        numbers = (*(round(100 * value) for value in values), {1: "yes", 0: "no", -1: "–"}[int(own["follows_from_token"])])
+        if not rows or (layer, *numbers) != (rows[-1][0], *rows[-1][2:]):
+            rows.append((layer, head, *numbers))
     tokens = counted(int(dataset["counted_tokens"]), "token")
     note = (
         f"% of the variance of positions (CoPE: of gates) within prompts, held-out ones, over {tokens} "
@@ -129,11 +119,8 @@ def token_grid(run: xr.DataTree) -> PaperFigure:
 
 
 def _token_alone(dataset: xr.Dataset) -> xr.DataArray:
-    return (
-        dataset["alone"]
-        .sel(source="token", drop=True)
-        .assign_attrs(long_name="position variance from the token alone, R²", units="1")
-    )
+    alone = dataset["alone"].sel(source="token", drop=True)
+    return alone.assign_attrs(long_name="position variance from the token alone, R²", units="1")
 
 
 def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
@@ -172,17 +159,12 @@ def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
     """Heads whose positions follow from the token alone, on held-out prompts."""
-    measured = group(run, "position_sources")
-    follows = measured["follows_from_token"].transpose("layer", "head").values
-    judged = int((follows >= 0).sum())
-    if not judged:
-        return
-    heads = [(int(measured["layer"][i]), int(measured["head"][j])) for i, j in np.argwhere(follows == 1)]
-    if heads:
+    follows = group(run, "position_sources")["follows_from_token"]
+    if heads := heads_where(follows == 1):
+        judged = int((follows >= 0).sum())
         sentence = f"Positions of {heads_named(heads)} follow from the token alone ({len(heads)} of {judged} heads)"
-        yield Finding(
-            sentence, "position_sources.alone of the token at least .9, held-out R squared", 0.55, "position_sources", *heads[0]
-        )
+        evidence = "position_sources.alone of the token at least .9, held-out R squared"
+        yield Finding(sentence, evidence, 0.55, "position_sources", *heads[0])
 
 
 VIEW = View(

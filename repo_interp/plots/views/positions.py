@@ -10,55 +10,20 @@ positions were made.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 
+from repo_interp.plots.marks import drawing, reading
 from repo_interp.plots.marks.arrays import FEWEST, fences, global_range, over_prompts, ranked_heads
 from repo_interp.plots.marks.beside import name_columns
-from repo_interp.plots.marks.drawing import (
-    contiguous,
-    envelope,
-    legend_below,
-    name_tokens,
-    note,
-    number,
-    part_ribbon,
-    scheme_handles,
-    scheme_swatches,
-    shade_spans,
-    span_handles,
-    thin,
-    token_label,
-)
 from repo_interp.plots.marks.finding import Finding
 from repo_interp.plots.marks.heads import HeadMap
-from repo_interp.plots.marks.reading import (
-    LEARNED_SCHEMES,
-    PromptTokens,
-    checkpoint_name,
-    group,
-    learned_layers,
-    ordered_spans,
-    pick,
-    prompt_tokens,
-    schemes,
-    unit_label,
-)
 from repo_interp.plots.marks.runs import BESIDE, runs_of, runs_with_values, spread
-from repo_interp.plots.style import (
-    PAGE_HEIGHT,
-    PAGE_WIDTH,
-    PaperFigure,
-    darker,
-    paper_figure,
-    scheme_colour,
-    scheme_name,
-    span_colours,
-    style,
-)
+from repo_interp.plots.style import PAGE_HEIGHT, PAGE_WIDTH, PaperFigure, darker, paper_figure, scheme_colour, span_colours, style
 from repo_interp.plots.view import Beside, View
 from repo_interp.plots.views.explorer import EXPLORER
 from repo_interp.plots.views.ranges import has_positions, heads_to_show, position_ranges, positions_of, range_table
@@ -82,22 +47,21 @@ def position_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> 
     Raises InputError when the run has no positions, or not this layer, head or prompt.
     """
     positions = positions_of(run)
-    values = pick(positions["position"], prompt=prompt, layer=layer, head=head)
-    tokens = prompt_tokens(positions, prompt)
+    values = reading.pick(positions["position"], prompt=prompt, layer=layer, head=head)
+    tokens = reading.prompt_tokens(positions, prompt)
     names = _span_names(positions)
-    scheme = schemes(positions)[layer]
     figure = paper_figure(PAGE_WIDTH, 2.7)
     ax = figure.subplots()
-    draw_positions(ax, values.values[: tokens.count], scheme_colour(scheme))
-    shade_spans(ax, tokens.top_spans, names)
-    parts = part_ribbon(ax, tokens.spans, names)
+    draw_positions(ax, values.values[: tokens.count], reading.layer_colour(positions, layer))
+    drawing.shade_spans(ax, tokens.top_spans, names)
+    parts = drawing.part_ribbon(ax, tokens.spans, names)
     _label_tokens(ax, values.values[: tokens.count], tokens, names)
     _name_outliers(ax, values.values[: tokens.count], tokens)
-    ax.set_ylabel(unit_label("position z", positions["position"]))
+    ax.set_ylabel(reading.unit_label("position z", positions["position"]))
     same = (positions["position"].sel(prompt=prompt, layer=layer) == values).isel(token=slice(tokens.count)).all("token")
     heads = f"head {head}" if int(same.sum()) < 2 else f"heads {', '.join(map(str, same['head'].values[same.values]))} alike"
-    ax.set_title(f"Layer {layer}, {heads} ({scheme_name(scheme)}), prompt {prompt}, {tokens.count:,} tokens")
-    legend_below(figure, span_handles([*tokens.top_spans, *parts], names))
+    ax.set_title(f"Layer {layer}, {heads} ({reading.layer_scheme(positions, layer)}), prompt {prompt}, {tokens.count:,} tokens")
+    drawing.legend_below(figure, drawing.span_handles([*tokens.top_spans, *parts], names))
     return figure
 
 
@@ -108,9 +72,9 @@ def draw_positions(ax: Axes, values: np.ndarray, colour: str) -> Axes:
     limits = global_range(values)
     if limits is None:
         ax.set_yticks([])
-        ax.text(0.5, 0.5, "no positions in this layer", transform=ax.transAxes, ha="center", va="center", color="#5A5A5A")
+        drawing.say(ax, "no positions in this layer", colour="#5A5A5A")
         return ax
-    shown = envelope(values, PIXELS)
+    shown = drawing.envelope(values, PIXELS)
     marker = "o" if len(shown) <= MOST_DOTS else ""
     ax.plot(shown, values[shown], color=colour, linewidth=0.6, marker=marker, markersize=1.8, gid="positions")
     ax.set_ylim(*limits)
@@ -118,25 +82,21 @@ def draw_positions(ax: Axes, values: np.ndarray, colour: str) -> Axes:
     return ax
 
 
-def _label_tokens(ax: Axes, values: np.ndarray, tokens: PromptTokens, names: list[str]) -> None:
-    """Token texts below the axis, the index above it: tokens of spans first, then the farthest positions, then evenly spread
-    ones.
-    """
+def _label_tokens(ax: Axes, values: np.ndarray, tokens: reading.PromptTokens, names: list[str]) -> None:
+    """Token texts below the axis, the index above it: tokens of spans first, then the farthest positions, then evenly spread ones."""
     ax.set_xlabel("token index" if tokens.texts is None else f"token index and {tokens.texts_are}")
     ax.locator_params(axis="x", nbins=10, integer=True)
-    if tokens.texts is None:
-        return
-    gap = max(1.0, tokens.count / LABELS)
-    texts = {token: tokens.text(token) for token in thin(_by_worth(values, tokens), gap)}
-    inks = {name: darker(colour, 0.62) for name, colour in span_colours(names).items()}
-    owner = {token: name for name, members in tokens.top_spans.items() for token in members}
-    name_tokens(ax, texts, 4.6, {token: inks[owner[token]] if token in owner else "#333333" for token in texts})
+    if tokens.texts is not None:
+        texts = {token: tokens.texts[token] for token in drawing.thin(_by_worth(values, tokens), max(1.0, tokens.count / LABELS))}
+        inks = {name: darker(colour, 0.62) for name, colour in span_colours(names).items()}
+        owned = {token: inks[name] for name, members in tokens.top_spans.items() for token in members}
+        drawing.name_tokens(ax, texts, 4.6, {token: owned.get(token, "#333333") for token in texts})
 
 
-def _by_worth(values: np.ndarray, tokens: PromptTokens) -> Iterator[int]:
+def _by_worth(values: np.ndarray, tokens: reading.PromptTokens) -> Iterator[int]:
     """Token indices in the order in which their labels are worth their room."""
     for members in tokens.top_spans.values():
-        for first, last in contiguous(members):
+        for first, last in drawing.contiguous(members):
             yield from (first, last)
     finite = np.isfinite(values)
     if finite.any():
@@ -148,7 +108,7 @@ def _by_worth(values: np.ndarray, tokens: PromptTokens) -> Iterator[int]:
     yield from range(0, tokens.count, step)
 
 
-def _name_outliers(ax: Axes, values: np.ndarray, tokens: PromptTokens) -> None:
+def _name_outliers(ax: Axes, values: np.ndarray, tokens: reading.PromptTokens) -> None:
     """The text of the farthest tokens outside the fences at their points, where they do not collide."""
     finite = values[np.isfinite(values)]
     if tokens.texts is None or finite.size < FEWEST:
@@ -166,7 +126,7 @@ def _name_outliers(ax: Axes, values: np.ndarray, tokens: PromptTokens) -> None:
     for token in named[:NAMED_OUTLIERS]:
         right = token > 0.85 * tokens.count
         look = {"ha": "right" if right else "left", "color": "#333333"}
-        note(ax, token_label(tokens.text(token)), (token, values[token]), (-3 if right else 3, 0), 5.2, **look)
+        drawing.note(ax, drawing.token_label(tokens.text(token)), (token, values[token]), (-3 if right else 3, 0), 5.2, **look)
 
 
 @style()
@@ -177,25 +137,25 @@ def position_grid(run: xr.DataTree, prompt: int = 0) -> PaperFigure:
     prompt.
     """
     positions = positions_of(run)
-    values = pick(positions["position"], prompt=prompt).transpose("layer", "head", "token")
-    tokens = prompt_tokens(positions, prompt)
-    layers, heads = values.sizes["layer"], values.sizes["head"]
+    values = reading.pick(positions["position"], prompt=prompt).transpose("layer", "head", "token")
+    tokens = reading.prompt_tokens(positions, prompt)
+    layers, named = values.sizes["layer"], reading.schemes(positions)
     cell = min(0.62, (PAGE_HEIGHT - 0.8) / layers)
     figure = paper_figure(PAGE_WIDTH, max(1.6, cell * layers + 0.8))
     ax = figure.subplots()
-    named = schemes(positions)
-    _shade_columns(ax, tokens, layers, heads, _span_names(positions))
+    _shade_columns(ax, tokens, layers, values.sizes["head"], _span_names(positions))
     draw_grid(ax, values.values[..., : tokens.count], [scheme_colour(scheme) for scheme in named.values()])
-    ax.set_yticks(range(layers), [str(layer) for layer in named])
-    ax.set_xticks(range(heads), [str(head) for head in values["head"].values])
-    ax.set(xlabel="head", ylabel="layer")
+    for axis, dim in ((ax.yaxis, "layer"), (ax.xaxis, "head")):
+        drawing.name_ticks(axis, values[dim].values, values.sizes[dim])
+        axis.set_label_text(dim)
     ax.xaxis.tick_top()
     ax.xaxis.set_label_position("top")
     ax.tick_params(axis="x", length=0)
-    scheme_swatches(ax, named, "y")
+    drawing.scheme_swatches(ax, named, "y")
     ax.set_title(f"Positions over prompt {prompt}, {tokens.count:,} tokens; number: range in positions")
-    handles = [*scheme_handles(named.values()), *span_handles(tokens.top_spans, _span_names(positions))]
-    legend_below(figure, handles)
+    drawing.legend_below(
+        figure, [*drawing.scheme_handles(named.values()), *drawing.span_handles(tokens.top_spans, _span_names(positions))]
+    )
     return figure
 
 
@@ -206,25 +166,22 @@ def draw_grid(ax: Axes, values: np.ndarray, colours: list[str]) -> Axes:
     """
     layers, heads, count = values.shape
     bins = max(40, PIXELS // heads)
-    for layer in range(layers):
+    middle: Any = {"ha": "center", "va": "center", "fontsize": 4.5 if heads <= 8 else 2.5, "color": "#8A8A8A"}
+    for layer, of_layer in enumerate(values):
         lines = []
-        for head in range(heads):
-            cell = values[layer, head]
+        for head, cell in enumerate(of_layer):
             limits = global_range(cell)
             if limits is None:
-                ax.text(
-                    head, layer, "no positions", ha="center", va="center", fontsize=4.5 if heads <= 8 else 2.5, color="#8A8A8A"
-                )
+                ax.text(head, layer, "no positions", **middle)
                 continue
-            shown = envelope(cell, bins)
+            shown = drawing.envelope(cell, bins)
             x = head - 0.47 + 0.94 * (shown + 0.5) / count
             lines.append(np.column_stack((x, layer + 0.47 - 0.74 * (cell[shown] - limits[0]) / (limits[1] - limits[0]))))
             if heads <= 16:
                 spread = np.nanmax(cell) - np.nanmin(cell)
-                ax.text(head - 0.46, layer - 0.45, number(spread), fontsize=4.2, va="top", color="#333333", zorder=4)
-        ax.add_collection(
-            LineCollection(lines, colors=colours[layer], linewidths=0.45 if heads <= 8 else 0.3, gid=f"positions {layer}")
-        )
+                ax.text(head - 0.46, layer - 0.45, drawing.number(spread), fontsize=4.2, va="top", color="#333333", zorder=4)
+        look = {"colors": colours[layer], "linewidths": 0.45 if heads <= 8 else 0.3, "gid": f"positions {layer}"}
+        ax.add_collection(LineCollection(lines, **look))
     for edge in range(heads + 1):
         ax.axvline(edge - 0.5, color="white", linewidth=1.2, zorder=5)
     for edge in range(layers + 1):
@@ -234,11 +191,11 @@ def draw_grid(ax: Axes, values: np.ndarray, colours: list[str]) -> Axes:
     return ax
 
 
-def _shade_columns(ax: Axes, tokens: PromptTokens, layers: int, heads: int, names: list[str]) -> None:
+def _shade_columns(ax: Axes, tokens: reading.PromptTokens, layers: int, heads: int, names: list[str]) -> None:
     colours = span_colours(names)
     for name, members in tokens.top_spans.items():
         strips = []
-        for first, last in contiguous(members):
+        for first, last in drawing.contiguous(members):
             for head in range(heads):
                 left, right = (head - 0.47 + 0.94 * edge / tokens.count for edge in (first, last + 1))
                 strips.append([(left, -0.5), (left, layers - 0.5), (right, layers - 0.5), (right, -0.5)])
@@ -252,7 +209,7 @@ def _span_names(positions: xr.Dataset) -> list[str]:
 def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
     if not has_positions(run):
         return
-    first = int(group(run, "positions")["prompt"].values[0])
+    first = int(reading.group(run, "positions")["prompt"].values[0])
     for layer, head in heads_to_show(run)[:LINES]:
         yield f"positions_layer{layer}_head{head}", position_lines(run, layer, head, first)
     yield "positions_of_all_heads", position_grid(run, first)
@@ -260,10 +217,8 @@ def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
 
 
 def _figures_beside(tree: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
-    positions = group(tree, "positions")
-    known = {"position", "token_count"} <= set(positions.data_vars) and tree.attrs.get("same_prompts") == "yes"
-    figure = positions_beside(tree) if known else None
-    if figure is not None:
+    known = {"position", "token_count"} <= set(reading.group(tree, "positions")) and tree.attrs.get("same_prompts") == "yes"
+    if known and (figure := positions_beside(tree)) is not None:
         yield "positions_by_token", figure
 
 
@@ -272,15 +227,15 @@ def positions_beside(tree: xr.DataTree) -> PaperFigure | None:
     """Positions of several runs over their first prompt, run below run, in the heads whose learned positions spread most; every panel has
     its own range. None where no run has positions.
     """
-    positions, runs = group(tree, "positions"), runs_of(tree)
+    positions, runs = reading.group(tree, "positions"), runs_of(tree)
     ranges = over_prompts(positions["position_range"])
-    learned = positions["scheme"].isin(LEARNED_SCHEMES)
+    learned = positions["scheme"].isin(reading.LEARNED_SCHEMES)
     heads = ranked_heads((ranges.where(learned) if learned.any() else ranges).mean("run"))[:LINES]
     shown = spread(runs_with_values(positions["position"]), BESIDE)
     if not heads or not shown:
         return None
-    tokens = prompt_tokens(positions.sel(run=shown[0]), int(positions["prompt"].values[0]))
-    names = ordered_spans(_span_names(positions))
+    tokens = reading.prompt_tokens(positions.sel(run=shown[0]), int(positions["prompt"].values[0]))
+    names = reading.ordered_spans(_span_names(positions))
     figure = paper_figure(PAGE_WIDTH, 0.5 + 1.15 * len(shown))
     axes = figure.subplots(len(shown), len(heads), sharex=True, squeeze=False)
     for place, (row, name) in enumerate(zip(axes, shown, strict=True)):
@@ -288,20 +243,20 @@ def positions_beside(tree: xr.DataTree) -> PaperFigure | None:
             own = positions.sel(run=name, layer=layer, head=head).isel(prompt=0)
             colour = scheme_colour(str(own["scheme"].values)) if runs.steps is None else runs.looks[name]["color"]
             draw_positions(ax, own["position"].values[: tokens.count], colour)
-            shade_spans(ax, tokens.top_spans, names)
+            drawing.shade_spans(ax, tokens.top_spans, names)
             ax.set_title(f"layer {layer}, head {head}" if place == 0 else "")
             ax.locator_params(axis="y", nbins=4)
         row[0].set_ylabel(runs.title(name))
-    name_columns(axes, "token index")
+    name_columns(axes[-1].tolist(), len(heads), "token index")
     figure.supylabel("position (each panel its own range)")
-    legend_below(figure, span_handles(tokens.top_spans, names))
+    drawing.legend_below(figure, drawing.span_handles(tokens.top_spans, names))
     figure.caption = f"Positions of the {tokens.count} tokens of the first prompt, in the heads whose positions spread most."
     return figure
 
 
 def _differ_from_index(run: xr.DataTree) -> bool:
     """Whether any head's range is another than that of the token index."""
-    positions = group(run, "positions")
+    positions = reading.group(run, "positions")
     beyond = positions["position_range"] - (positions["token_count"] - 1)
     return bool((np.abs(beyond.where(np.isfinite(beyond), 0)) > 0).any())
 
@@ -309,14 +264,14 @@ def _differ_from_index(run: xr.DataTree) -> bool:
 def _lead(run: xr.DataTree) -> str:
     """What is drawn of prompts as long as those of `run`: every token as a dot, or a line through each pixel's extremes."""
     if not has_positions(run):
-        named = ", ".join(scheme_name(name) for name in dict.fromkeys(schemes(group(run, "positions")).values()))
+        positions = reading.group(run, "positions")
+        named = ", ".join(dict.fromkeys(reading.layer_scheme(positions, layer) for layer in positions["layer"].values))
         return f"No layer gives tokens positions ({named}): heads differ by their scores, and by where they look."
     if not _differ_from_index(run):
         return "Every head places every token at its index in the prompt: heads differ by their scores, and by where they look, alone."
-    few = int(group(run, "positions")["token_count"].max()) <= MOST_DOTS
-    drawn = (
-        "Every dot is a token: its" if few else "Prompts are long, so figures join the extremes of every pixel by a line: token"
-    )
+    drawn = "Every dot is a token: its"
+    if int(reading.group(run, "positions")["token_count"].max()) > MOST_DOTS:
+        drawn = "Prompts are long, so figures join the extremes of every pixel by a line: token"
     return (
         f"{drawn} index in the prompt against the position that the head gives to it, in positions. The range of a head, its largest "
         "minus its smallest position, is compared with the context length (RePo, fig. 2)."
@@ -325,19 +280,15 @@ def _lead(run: xr.DataTree) -> str:
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
     """How far learned positions reach, against the token index of the same prompts."""
-    if not has_positions(run):
+    positions = reading.group(run, "positions")
+    learned = reading.learned_layers(positions)
+    if not learned or not has_positions(run):
         return
-    ranges = group(run, "positions")["position_range"].mean("prompt").transpose("layer", "head")
-    learned = learned_layers(ranges)
-    if not learned:
-        return
-    ranges = ranges.sel(layer=learned)
-    row, column = np.unravel_index(int(np.nanargmax(ranges.values)), ranges.shape)
-    layer, head = int(ranges["layer"][row]), int(ranges["head"][column])
-    index = float(group(run, "positions")["token_count"].mean()) - 1
-    widest, middle = float(ranges.max()), float(ranges.median())
+    ranges = positions["position_range"].mean("prompt").sel(layer=learned)
+    index, widest, middle = float(positions["token_count"].mean()) - 1, float(ranges.max()), float(ranges.median())
     if 0.5 * index < middle < 2 * index:
         return
+    layer, head = ranked_heads(ranges)[0]
     sentence = (
         f"Learned positions stay within a range of {middle:.2g} (median head), the token index runs to {index:.0f}; "
         f"the widest is L{layer} H{head}, {widest:.3g}"
@@ -353,10 +304,10 @@ VIEW = View(
     tables=lambda run: (range_table(run),) if has_positions(run) else (),
     findings=_findings,
     head_maps=lambda run: (
-        (HeadMap(over_prompts(group(run, "positions")["position_range"]), learned=True),) if has_positions(run) else ()
+        (HeadMap(over_prompts(reading.group(run, "positions")["position_range"]), learned=True),) if has_positions(run) else ()
     ),
     informative=_differ_from_index,
-    describe=lambda run: f"Positions in {checkpoint_name(run)}",
+    describe=lambda run: f"Positions in {reading.checkpoint_name(run)}",
     interactive=EXPLORER,
     live=("positions_layer*", "positions_of_all_heads"),
     compared=("position_range",),

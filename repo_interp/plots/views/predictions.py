@@ -18,7 +18,7 @@ from repo_interp.plots.marks.head_charts import HeadChart, NextTokens
 from repo_interp.plots.marks.reading import first_prompt, group, ordered_spans
 from repo_interp.plots.marks.table import Cell, Table
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
-from repo_interp.plots.view import View
+from repo_interp.plots.view import View, one_figure
 
 
 @style()
@@ -50,13 +50,9 @@ def prediction_table(run: xr.DataTree) -> Table:
         known = np.isin(following, tokens) & (rank >= 0)
         if known.any():
             rows.append((name, int(known.sum()), float(100 * (rank[known] == 0).mean()), float(100 * probability[known].mean())))
-    return Table(
-        "predictions",
-        "What the model expects: tokens of the first prompt, given those before them",
-        ("span", "tokens", "likeliest (%)", "mean probability (%)"),
-        tuple(rows),
-        "likeliest: tokens of the span that the model held to be the likeliest next ones.",
-    )
+    title = "What the model expects: tokens of the first prompt, given those before them"
+    note = "likeliest: tokens of the span that the model held to be the likeliest next ones."
+    return Table("predictions", title, ("span", "tokens", "likeliest (%)", "mean probability (%)"), tuple(rows), note)
 
 
 def _head_charts(run: xr.DataTree) -> Sequence[HeadChart]:
@@ -64,16 +60,8 @@ def _head_charts(run: xr.DataTree) -> Sequence[HeadChart]:
     ids = predictions["next_token"]
     numbered = np.array([f"⟨{token}⟩" for token in ids.values.ravel()], dtype=object).reshape(ids.shape)
     texts = predictions["next_text"].values if "next_text" in predictions else numbered
-    number = 0 if prompt is None else prompt.prompt
-    return [
-        NextTokens(
-            "Next tokens after the chosen one", predictions["probability"], texts, predictions["probability_of_next"], number
-        )
-    ]
-
-
-def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
-    yield "predictions", prediction_line(run)
+    number, following = 0 if prompt is None else prompt.prompt, predictions["probability_of_next"]
+    return [NextTokens("Next tokens after the chosen one", predictions["probability"], texts, following, number)]
 
 
 LEAST_ABOVE = 2.0
@@ -107,7 +95,7 @@ VIEW = View(
     "What the model expects next",
     "The probability that the model gives to each token of the first prompt, and the likeliest next tokens after the chosen one. What is "
     "expected follows from all heads together: no head can be read off here.",
-    _figures,
+    one_figure("predictions", prediction_line),
     tables=lambda run: (prediction_table(run),),
     findings=_findings,
     head_charts=_head_charts,

@@ -16,8 +16,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.arrays import over_prompts, ranked_heads
-from repo_interp.plots.marks.drawing import counted, legend_below, name_ticks, plain_decades, scheme_handles, scheme_swatches
+from repo_interp.plots.marks.arrays import nanmean, over_prompts, ranked_heads
+from repo_interp.plots.marks.drawing import counted, legend_below, name_ticks, plain_decades, say, scheme_handles, scheme_swatches
+from repo_interp.plots.marks.heads import head_offsets
 from repo_interp.plots.marks.reading import LEARNED_SCHEMES, group, learned_layers, schemes
 from repo_interp.plots.marks.table import Cell, Table, cells
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
@@ -112,36 +113,30 @@ def position_ranges(run: xr.DataTree) -> PaperFigure:
     learned = [place for place, scheme in enumerate(named.values()) if scheme in LEARNED_SCHEMES]
     _distribution(right, ranges.values[learned], [list(named.values())[place] for place in learned])
     for ax in (left, right):
-        _context(ax, lengths)
+        if lengths.max() > lengths.min():
+            ax.axhspan(lengths.min(), lengths.max(), color="#222222", alpha=0.15, linewidth=0, zorder=0)
+        ax.axhline(lengths.mean(), **_CONTEXT_LINE, gid="context length")
     heads = ranges.sizes["layer"] * ranges.sizes["head"]
     spread = "" if prompts == 1 else f", mean over {counted(prompts, 'prompt')}; line: smallest to largest prompt"
     left.set_title(f"{counted(heads, 'head')}{spread}")
     right.set_title(counted(len(learned) * ranges.sizes["head"], "learned head"))
-    legend_below(figure, [*scheme_handles(named.values(), "o"), _median_handle(), _context_handle(lengths)])
+    median = Line2D([], [], **_MEDIAN_LINE, label="median of a layer's heads")
+    context = Line2D([], [], **_CONTEXT_LINE, label=f"context length: {_span_of(lengths)} tokens")
+    legend_below(figure, [*scheme_handles(named.values(), "o"), median, context])
     return figure
 
 
 def draw_ranges(ax: Axes, ranges: np.ndarray, colours: list[str]) -> Axes:
     """Draw `ranges` [layer, head, prompt] on `ax`, one layer per unit of x; `colours`: one per layer. NaN (no positions) is left out."""
     heads = ranges.shape[1]
-    offsets = np.linspace(-0.32, 0.32, heads) if heads > 1 else np.zeros(1)
     for layer, (values, colour) in enumerate(zip(ranges, colours, strict=True)):
         known = np.isfinite(values).any(axis=1)
         if not known.any():
-            ax.text(
-                layer,
-                0.5,
-                "no positions",
-                rotation=90,
-                ha="center",
-                va="center",
-                transform=ax.get_xaxis_transform(),
-                color="#8A8A8A",
-            )
+            say(ax, "no positions", layer)
             continue
-        means = np.nanmean(values[known], axis=1)
-        x = layer + offsets[known]
-        ax.vlines(x, np.nanmin(values[known], axis=1), np.nanmax(values[known], axis=1), color=colour, alpha=0.45, linewidth=0.6)
+        x, own = layer + head_offsets(heads, 0.32)[known], values[known]
+        means = np.nanmean(own, axis=1)
+        ax.vlines(x, np.nanmin(own, axis=1), np.nanmax(own, axis=1), color=colour, alpha=0.45, linewidth=0.6)
         ax.plot(x, means, "o", color=colour, markersize=2.6 if heads <= 16 else 1.8, markeredgewidth=0, gid=f"layer {layer}")
         ax.hlines(np.median(means), layer - 0.42, layer + 0.42, **_MEDIAN_LINE, zorder=3)
     ax.set_xlim(-0.6, len(ranges) - 0.4)
@@ -160,34 +155,25 @@ def range_table(run: xr.DataTree) -> Table:
     lengths = positions["token_count"].values
     rows: list[tuple[Cell, ...]] = []
     for (layer, scheme), values in zip(schemes(positions).items(), ranges, strict=True):
-        shares = (100 * values / lengths)[np.isfinite(values)]
-        finite = values[np.isfinite(values)]
+        finite, shares = (each[np.isfinite(values)] for each in (values, 100 * values / lengths))
         numbers = (finite.min(), np.median(finite), finite.max(), np.median(shares)) if finite.size else [np.nan] * 4
         rows.append((f"layer {layer}", scheme_name(scheme), *cells(numbers)))
-    return Table(
-        "positions",
-        "Ranges of positions, max − min",
-        ("layer", "scheme", "smallest", "median", "largest", "median / context (%)"),
-        tuple(rows),
-        f"In positions, over {ranges.shape[1]} heads per layer and {ranges.shape[2]} prompts of {_span_of(lengths)} tokens.",
-    )
+    columns = ("layer", "scheme", "smallest", "median", "largest", "median / context (%)")
+    note = f"In positions, over {ranges.shape[1]} heads per layer and {ranges.shape[2]} prompts of {_span_of(lengths)} tokens."
+    return Table("positions", "Ranges of positions, max − min", columns, tuple(rows), note)
 
 
 def _scale(ax: Axes, ranges: np.ndarray, lengths: np.ndarray) -> None:
     finite = ranges[np.isfinite(ranges)]
     positive = finite[finite > 0]
     top = max(float(lengths.max()), float(finite.max(initial=0.0)))
-    if positive.size and top / positive.min() > LOG_ABOVE:
-        bottom = float(positive.min())
-        if positive.size < finite.size:
-            ax.set_yscale("symlog", linthresh=bottom)
-            ax.set_ylim(-0.2 * bottom, top * 1.8)
-        else:
-            ax.set_yscale("log")
-            ax.set_ylim(bottom / 1.6, top * 1.8)
-        plain_decades(ax.yaxis)
-    else:
+    if not positive.size or top / positive.min() <= LOG_ABOVE:
         ax.set_ylim(0, top * 1.12)
+        return
+    bottom, has_zeros = float(positive.min()), positive.size < finite.size
+    ax.set_yscale("symlog" if has_zeros else "log", **({"linthresh": bottom} if has_zeros else {}))
+    ax.set_ylim(-0.2 * bottom if has_zeros else bottom / 1.6, top * 1.8)
+    plain_decades(ax.yaxis)
 
 
 def _distribution(ax: Axes, ranges: np.ndarray, names: list[str]) -> None:
@@ -195,36 +181,16 @@ def _distribution(ax: Axes, ranges: np.ndarray, names: list[str]) -> None:
     ax.set_xlabel("heads")
     ax.grid(axis="x")
     if not np.isfinite(ranges).any():
-        ax.text(0.5, 0.5, "no learned\npositions", ha="center", va="center", transform=ax.transAxes, color="#8A8A8A")
+        say(ax, "no learned\npositions")
         return
     bins = int(np.clip(3 * np.sqrt(ranges.shape[0] * ranges.shape[1]), 6, BINS))
     transform = ax.yaxis.get_transform()
     low, high = transform.transform(np.array(ax.get_ylim()))
     edges = transform.inverted().transform(np.linspace(low, high, bins + 1)).tolist()
-    kinds = list(dict.fromkeys(names))
-    stacked = [_prompt_means(ranges[[name == kind for name in names]]) for kind in kinds]
+    kinds, means = list(dict.fromkeys(names)), nanmean(ranges, axis=-1)
+    stacked = [of[np.isfinite(of)] for of in (means[[name == kind for name in names]] for kind in kinds)]
     ax.hist(stacked, bins=edges, stacked=True, color=[scheme_colour(kind) for kind in kinds], **_BARS)
     ax.locator_params(axis="x", integer=True, nbins=4)
-
-
-def _prompt_means(ranges: np.ndarray) -> np.ndarray:
-    known = ranges[np.isfinite(ranges).any(axis=-1)]
-    return np.nanmean(known, axis=-1)
-
-
-def _context(ax: Axes, lengths: np.ndarray) -> None:
-    low, high = float(lengths.min()), float(lengths.max())
-    if high > low:
-        ax.axhspan(low, high, color="#222222", alpha=0.15, linewidth=0, zorder=0)
-    ax.axhline(float(lengths.mean()), **_CONTEXT_LINE, gid="context length")
-
-
-def _median_handle() -> Line2D:
-    return Line2D([], [], **_MEDIAN_LINE, label="median of a layer's heads")
-
-
-def _context_handle(lengths: np.ndarray) -> Line2D:
-    return Line2D([], [], **_CONTEXT_LINE, label=f"context length: {_span_of(lengths)} tokens")
 
 
 def _span_of(lengths: np.ndarray) -> str:

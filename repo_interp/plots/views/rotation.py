@@ -13,6 +13,7 @@ Draws the group `rotation`. Knows nothing about how it was measured.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -20,20 +21,12 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Arc, Circle
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.arrays import ranked
+from repo_interp.plots.marks.arrays import heads_where, ranked_heads
 from repo_interp.plots.marks.drawing import note, number
 from repo_interp.plots.marks.head_charts import HeadArrows, HeadChart, HeadNumber
-from repo_interp.plots.marks.reading import group, pick, schemes
-from repo_interp.plots.style import (
-    COLUMN_WIDTH,
-    PAGE_HEIGHT,
-    PAGE_WIDTH,
-    PaperFigure,
-    paper_figure,
-    scheme_colour,
-    scheme_name,
-    style,
-)
+from repo_interp.plots.marks.reading import group, layer_colour, layer_scheme, pick, schemes
+from repo_interp.plots.marks.runs import spread
+from repo_interp.plots.style import COLUMN_WIDTH, PAGE_HEIGHT, PAGE_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.plots.view import View
 from repo_interp.plots.views.component_shares import pair_norms
 from repo_interp.plots.views.three_axis import correlation_maps, correlation_tables
@@ -67,10 +60,10 @@ def rotating_pairs(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
     dataset = group(run, "rotation")
     figure = paper_figure(COLUMN_WIDTH, COLUMN_WIDTH)
     ax = figure.subplots()
-    draw_pairs(ax, _of_head(dataset, layer, head), scheme_colour(schemes(dataset)[layer]), NUMBERED)
+    draw_pairs(ax, _of_head(dataset, layer, head), layer_colour(dataset, layer), NUMBERED)
     ax.set_xlabel(ADDS)
     correlation = _correlation(dataset, layer, head).replace(", r", "; closed form r")
-    ax.set_title(f"Layer {layer} ({scheme_name(schemes(dataset)[layer])}), head {head}{correlation}")
+    ax.set_title(f"Layer {layer} ({layer_scheme(dataset, layer)}), head {head}{correlation}")
     return figure
 
 
@@ -81,14 +74,14 @@ def rotation_grid(run: xr.DataTree, most: int = 12) -> PaperFigure:
     heads = rotating_heads(dataset)
     if not heads:
         raise InputError("no layer of this run rotates anything, so it has no rotary pairs")
-    chosen = [heads[place] for place in np.unique(np.linspace(0, len(heads) - 1, min(most, len(heads))).round().astype(int))]
+    chosen = spread(heads, most)
     rows = -(-len(chosen) // COLUMNS)
     figure = paper_figure(PAGE_WIDTH, min(PAGE_HEIGHT, 0.45 + 1.75 * rows))
     axes = figure.subplots(rows, COLUMNS, squeeze=False)
     pairs = [_of_head(dataset, layer, head) for layer, head in chosen]
     reach = max(_reach(of_head, NUMBERED_SMALL) for of_head in pairs)
     for ax, (layer, head), of_head in zip(axes.flat, chosen, pairs, strict=False):
-        colour = scheme_colour(schemes(dataset)[layer])
+        colour = layer_colour(dataset, layer)
         draw_pairs(ax, of_head, colour, NUMBERED_SMALL, reach)
         ax.set_title(f"L{layer} H{head}{_correlation(dataset, layer, head)}", pad=2)
         times = int(INSET * reach / _reach(of_head, NUMBERED_SMALL))
@@ -131,19 +124,13 @@ def draw_pairs(ax: Axes, pairs: xr.Dataset, colour: str, numbered: int, reach: f
     longest = np.argsort(-np.abs(arrows), kind="stable")[:numbered]
     for component in np.arange(arrows.size)[::-1]:
         tip, shade = complex(arrows[component]), colour if slow[component] else OTHERS
-        ax.annotate(
-            "",
-            (tip.real, tip.imag),
-            (0, 0),
-            arrowprops={"arrowstyle": "-|>", "color": shade, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0, "mutation_scale": 5},
-            gid=f"arrow {component}",
-            zorder=3 if slow[component] else 2,
-        )
+        line = {"arrowstyle": "-|>", "color": shade, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0, "mutation_scale": 5}
+        look: Any = {"gid": f"arrow {component}", "zorder": 3 if slow[component] else 2}
+        ax.annotate("", (tip.real, tip.imag), (0, 0), arrowprops=line, **look)
         if component in longest:
             named = "" if abs(tip) < short else str(component)
-            _around(
-                ax, tip, float(deviation[component]), float(pairs["max_rotation"].values[component]), shade, int(component), named
-            )
+            rotation = float(pairs["max_rotation"].values[component])
+            _around(ax, tip, float(deviation[component]), rotation, shade, int(component), named)
     ax.axhline(0, color="#E4E4E4", linewidth=0.5, zorder=0)
     ax.axvline(0, color="#E4E4E4", linewidth=0.5, zorder=0)
     ax.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal", yticks=[])
@@ -153,23 +140,15 @@ def draw_pairs(ax: Axes, pairs: xr.Dataset, colour: str, numbered: int, reach: f
 
 def rotating_heads(dataset: xr.Dataset) -> list[tuple[int, int]]:
     """All heads (layer, head) that have rotary pairs."""
-    rotates = (dataset["slow_dominating"].transpose("layer", "head", "component").values >= 0).any(-1)
-    layers, heads = dataset["layer"].values, dataset["head"].values
-    return [(int(layers[layer]), int(heads[head])) for layer, head in np.argwhere(rotates)]
+    return heads_where((dataset["slow_dominating"] >= 0).any("component"))
 
 
 def head_to_show(dataset: xr.Dataset) -> tuple[int, int] | None:
     """The head whose slow dominating components carry most of all its pairs' lengths; None where no layer rotates."""
-    products = (dataset["query_norm"] * dataset["key_norm"]).transpose("layer", "head", "component").values
-    slow = dataset["slow_dominating"].transpose("layer", "head", "component").values == 1
-    total = np.where(np.isfinite(products), products, 0).sum(-1)
-    with np.errstate(invalid="ignore"):
-        share = np.where(total > 0, np.where(slow, products, 0).sum(-1) / total, np.nan)
-    order = ranked(share)
-    if not order:
-        return None
-    layer, head = order[0]
-    return int(dataset["layer"].values[layer]), int(dataset["head"].values[head])
+    products = dataset["query_norm"] * dataset["key_norm"]
+    total = products.sum("component")
+    share = products.where(dataset["slow_dominating"] == 1).sum("component") / total.where(total > 0)
+    return next(iter(ranked_heads(share)), None)
 
 
 def _of_head(dataset: xr.Dataset, layer: int, head: int) -> xr.Dataset:
@@ -183,9 +162,8 @@ def _of_head(dataset: xr.Dataset, layer: int, head: int) -> xr.Dataset:
 def _around(ax: Axes, tip: complex, deviation: float, rotation: float, colour: str, component: int, named: str) -> None:
     """Deviation circle, arc and number of one arrow, which is `named` so."""
     radius, start = abs(tip), np.degrees(np.angle(tip))
-    ax.add_patch(
-        Circle((tip.real, tip.imag), deviation, fill=False, edgecolor=colour, linewidth=0.4, gid=f"deviation {component}")
-    )
+    circle = Circle((tip.real, tip.imag), deviation, fill=False, edgecolor=colour, linewidth=0.4, gid=f"deviation {component}")
+    ax.add_patch(circle)
     whole = rotation >= 2 * np.pi
     arc = Arc((0, 0), 2 * radius, 2 * radius, theta1=start, theta2=start + (360 if whole else np.degrees(rotation)))
     arc.set(edgecolor=colour, linewidth=0.5 if whole else 0.9, linestyle=(0, (1, 2)) if whole else "-", gid=f"arc {component}")
@@ -220,11 +198,10 @@ def _head_charts(run: xr.DataTree) -> Sequence[HeadChart]:
     scale = 1 / np.sqrt(2 * pairs.sizes["component"])
     query, key = (pairs[f"{side}_mean_re"] + 1j * pairs[f"{side}_mean_im"] for side in ("query", "key"))
     arrows, slow = query * key.conj() * scale, (pairs["slow_dominating"] == 1).astype(float)
+    title = "Mean rotary pairs; coloured: slow dominating by the means over all prompts"
     return [
         HeadNumber("r of the closed form, from the slow dominating components of the prompt itself", pairs["closed_form_r"]),
-        HeadArrows(
-            "Mean rotary pairs; coloured: slow dominating by the means over all prompts", ADDS, arrows.real, arrows.imag, slow
-        ),
+        HeadArrows(title, ADDS, arrows.real, arrows.imag, slow),
     ]
 
 

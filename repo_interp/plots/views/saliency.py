@@ -9,6 +9,7 @@ nothing about how derivatives were taken.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import matplotlib as mpl
 import numpy as np
@@ -24,13 +25,17 @@ from repo_interp.plots.marks.arrays import over_prompts, ranked_heads
 from repo_interp.plots.marks.drawing import colour_bar, contiguous, counted, legend_below, number, token_label
 from repo_interp.plots.marks.finding import Finding
 from repo_interp.plots.marks.head_charts import HeadCurves
-from repo_interp.plots.marks.heads import HeadMap, head_grid_figure
-from repo_interp.plots.marks.reading import PromptTokens, group, pick, prompt_tokens, schemes
+from repo_interp.plots.marks.heads import HeadMap, head_grid_figure, head_rows
+from repo_interp.plots.marks.reading import PromptTokens, group, layer_scheme, pick, prompt_tokens
 from repo_interp.plots.marks.table import Table, cells
-from repo_interp.plots.style import FONTS, PAGE_WIDTH, PaperFigure, paper_figure, scheme_name, style
+from repo_interp.plots.style import FONTS, PAGE_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.plots.view import View
 
 VALUES = {"saliency": "Saliency", "integrated_gradients": "Integrated gradients"}
+_SIZES = {
+    "saliency": ("saliency_size", "mean |saliency| of a token", "nat/position"),
+    "integrated_gradients": ("integrated_size", "sum of |integrated gradients|", "nat"),
+}
 HEADS = 3
 """Heads whose text is drawn."""
 ROWS = 24
@@ -69,16 +74,14 @@ def saliency_text(run: xr.DataTree, layer: int, head: int, prompt: int = 0, valu
     reach = float(np.abs(values).max()) or 1.0
     norm = Normalize(-reach, reach)
     draw_text(ax, lines, values, set(answer.tolist()), norm)
-    named = f"layer {layer}, head {head} ({scheme_name(schemes(dataset)[layer])}), prompt {prompt}"
-    ax.set_title(
-        f"{VALUES[value]} of {named}; log p of the answer {number(float(dataset['log_probability'].sel(prompt=prompt)))}"
-    )
+    named = f"layer {layer}, head {head} ({layer_scheme(dataset, layer)}), prompt {prompt}"
+    log_probability = number(float(dataset["log_probability"].sel(prompt=prompt)))
+    ax.set_title(f"{VALUES[value]} of {named}; log p of the answer {log_probability}")
     aspect, units = max(6, 2.2 * len(lines)), str(dataset[value].attrs["units"])
     bar = colour_bar(figure, ScalarMappable(norm, COLOURS), ax, units, pad=0.01, fraction=0.012, aspect=aspect)
     bar.set_ticks([-reach, 0, reach], labels=[number(-reach), "0", number(reach)])
-    legend_below(
-        figure, [Line2D([], [], color="black", linewidth=1.2, label="underlined: the answer, whose log-probability is taken")]
-    )
+    underlined = "underlined: the answer, whose log-probability is taken"
+    legend_below(figure, [Line2D([], [], color="black", linewidth=1.2, label=underlined)])
     return figure
 
 
@@ -98,22 +101,20 @@ def shown_tokens(values: np.ndarray, answer: np.ndarray) -> np.ndarray:
 
 def text_lines(tokens: PromptTokens, shown: np.ndarray) -> list[list[tuple[int | None, str]]]:
     """Lines of (token, label); a gap between shown tokens is a label without a token. A line ends behind a line break."""
-    lines: list[list[tuple[int | None, str]]] = [[]]
-    width, last = 0, -1
-    for first, end in contiguous(shown.tolist()):
-        gap = [(None, f"… {counted(first - last - 1, 'token')} …")] if first > last + 1 else []
-        for token, label in [*gap, *((token, token_label(tokens.text(token))) for token in range(first, end + 1))]:
-            if lines[-1] and width + len(label) + 1 > LETTERS:
-                lines.append([])
-                width = 0
-            lines[-1].append((token, label))
-            width += len(label) + 1
-            if token is not None and "\n" in tokens.text(token):
-                lines.append([])
-                width = 0
+    labels: list[tuple[int | None, str]] = []
+    last = -1
+    for first, end in [*contiguous(shown.tolist()), (tokens.count, tokens.count - 1)]:
+        labels += [(None, f"… {counted(first - last - 1, 'token')} …")] if first > last + 1 else []
+        labels += [(token, token_label(tokens.text(token))) for token in range(first, end + 1)]
         last = end
-    if last + 1 < tokens.count:
-        lines[-1].append((None, f"… {counted(tokens.count - last - 1, 'token')} …"))
+    lines: list[list[tuple[int | None, str]]] = [[]]
+    for place, (token, label) in enumerate(labels):
+        is_rest = token is None and place == len(labels) - 1  # stays behind the last token
+        if not is_rest and lines[-1] and sum(len(other) + 1 for _, other in lines[-1]) + len(label) + 1 > LETTERS:
+            lines.append([])
+        lines[-1].append((token, label))
+        if token is not None and "\n" in tokens.text(token):
+            lines.append([])
     return [line for line in lines if line]
 
 
@@ -132,9 +133,8 @@ def draw_text(
                 ax.add_patch(Rectangle((x, row - 0.42), width, 0.84, facecolor=shade, linewidth=0, gid=f"token {token}"))
                 ink = "black" if np.dot(shade[:3], (0.3, 0.59, 0.11)) > 0.5 else "white"
             if token in answer:
-                ax.plot(
-                    [x, x + width], [row + 0.44] * 2, color="black", linewidth=1.0, solid_capstyle="butt", gid=f"answer {token}"
-                )
+                line = {"color": "black", "linewidth": 1.0, "solid_capstyle": "butt", "gid": f"answer {token}"}
+                ax.plot([x, x + width], [row + 0.44] * 2, **line)
             ax.text(x + width / 2, row, label, ha="center", va="center", fontsize=SIZE, color=ink, family=MONOSPACE)
             x += width + 0.4
     ax.set(xlim=(-0.3, LETTERS + 0.3), ylim=(len(lines) - 0.4, -0.6), xticks=[], yticks=[])
@@ -147,29 +147,24 @@ def saliency_heads(run: xr.DataTree, value: str = "saliency") -> PaperFigure:
     """The size of `value` by layer and head, the mean over prompts. Raises InputError when the run has no saliency, or no such value."""
     if value not in VALUES:
         raise InputError(f"values of saliency are {', '.join(VALUES)}, not {value!r}")
-    return head_grid_figure(_sizes(run)[value])
+    return head_grid_figure(_size(run, value))
 
 
 def heads_by_saliency(run: xr.DataTree) -> list[tuple[int, int]]:
     """Heads (layer, head) by the size of their integrated gradients, where a path was followed, else of their saliencies."""
-    sizes = _sizes(run)
-    return ranked_heads(sizes["integrated_gradients" if _has_path(run) else "saliency"])
+    return ranked_heads(_size(run, _values(run)[-1]))
 
 
 def saliency_table(run: xr.DataTree) -> Table:
     """One row per head, the largest first: sizes of both values, their sum, and the token of the first prompt with the largest of them."""
-    dataset, sizes = group(run, "saliency"), _sizes(run)
-    value = "integrated_gradients" if _has_path(run) else "saliency"
+    dataset, value = group(run, "saliency"), _values(run)[-1]
     net = over_prompts(dataset["integrated_gradients"].sum("token", min_count=1))
     first = int(dataset["prompt"].values[0])
-    tokens = prompt_tokens(dataset, first)
-    rows = []
-    for layer, head in heads_by_saliency(run)[:ROWS]:
-        own = {"layer": layer, "head": head}
-        largest = int(np.abs(dataset[value].sel(own | {"prompt": first}).values[: tokens.count]).argmax())
-        numbers = cells([sizes["saliency"].sel(own), sizes["integrated_gradients"].sel(own), net.sel(own)])
-        scheme = scheme_name(schemes(dataset)[layer])
-        rows.append((head, layer, scheme, *numbers, f"{largest}: {token_label(tokens.text(largest))}"))
+    tokens, rows = prompt_tokens(dataset, first), []
+    for layer, head, *numbers in head_rows([*map(partial(_size, run), VALUES), net], heads_by_saliency(run)[:ROWS]):
+        own = dataset[value].sel(layer=layer, head=head, prompt=first).values[: tokens.count]
+        largest = int(np.abs(own).argmax())
+        rows.append((head, layer, *numbers, f"{largest}: {token_label(tokens.text(largest))}"))
     columns = ("head", "layer", "scheme", "saliency", "integrated", "net", "largest token")
     left = dataset.sizes["layer"] * dataset.sizes["head"] - len(rows)
     note = (
@@ -184,7 +179,7 @@ def completeness_table(run: xr.DataTree) -> Table:
     """One row per prompt: the answer's log-probability, that with all positions at the baseline, and what integrated gradients miss."""
     dataset = group(run, "saliency")
     rows = []
-    for prompt in dataset["prompt"].values if _has_path(run) else ():
+    for prompt in dataset["prompt"].values if len(_values(run)) > 1 else ():
         own = dataset.sel(prompt=prompt)
         start, end = float(own["baseline_log_probability"]), float(own["log_probability"])
         rows.append((int(prompt), *cells([end, start, end - start, float(own["completeness_error"])])))
@@ -199,51 +194,34 @@ def completeness_table(run: xr.DataTree) -> Table:
 def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
     dataset = group(run, "saliency")
     first = int(dataset["prompt"].values[0])
-    values = [value for value in VALUES if value == "saliency" or _has_path(run)]
     for layer, head in heads_by_saliency(run)[:HEADS]:
-        for value in values:
+        for value in _values(run):
             yield f"{value}_layer{layer}_head{head}", saliency_text(run, layer, head, first, value)
-    for value in values:
+    for value in _values(run):
         yield f"{value}_of_all_heads", saliency_heads(run, value)
 
 
-def _has_path(run: xr.DataTree) -> bool:
-    return bool(np.isfinite(group(run, "saliency")["integrated_size"]).any())
+def _values(run: xr.DataTree) -> list[str]:
+    """The values that `run` holds; integrated gradients, where a path was followed, are the last."""
+    return list(VALUES)[: 2 if np.isfinite(group(run, "saliency")["integrated_size"]).any() else 1]
 
 
-def _sizes(run: xr.DataTree) -> dict[str, xr.DataArray]:
-    """Sizes [layer, head] of both values, means over prompts."""
-    dataset = group(run, "saliency")
-    return {
-        "saliency": over_prompts(dataset["saliency_size"]).assign_attrs(
-            long_name="mean |saliency| of a token", units="nat/position"
-        ),
-        "integrated_gradients": over_prompts(dataset["integrated_size"]).assign_attrs(
-            long_name="sum of |integrated gradients|", units="nat"
-        ),
-    }
+def _size(run: xr.DataTree, value: str) -> xr.DataArray:
+    """The size [layer, head] of `value`, the mean over prompts."""
+    name, title, units = _SIZES[value]
+    return over_prompts(group(run, "saliency")[name]).assign_attrs(long_name=title, units=units)
 
 
 def _head_charts(run: xr.DataTree) -> Sequence[HeadCurves]:
     dataset = group(run, "saliency")
     first = int(dataset["prompt"].values[0])
     count = int(dataset["token_count"].sel(prompt=first))
-    return [
-        HeadCurves(
-            f"{VALUES[value]} of each token of prompt {first}",
-            "token index",
-            str(dataset[value].attrs["units"]),
-            np.arange(count),
-            {value.replace("_", " "): dataset[value].sel(prompt=first).isel(token=slice(count))},
-        )
-        for value in VALUES
-        if value == "saliency" or _has_path(run)
-    ]
-
-
-def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
-    sizes = _sizes(run)
-    return [HeadMap(sizes[value]) for value in VALUES if value == "saliency" or _has_path(run)]
+    charts = []
+    for value in _values(run):
+        title, units = f"{VALUES[value]} of each token of prompt {first}", str(dataset[value].attrs["units"])
+        curves = {value.replace("_", " "): dataset[value].sel(prompt=first).isel(token=slice(count))}
+        charts.append(HeadCurves(title, "token index", units, np.arange(count), curves))
+    return charts
 
 
 def _lead(run: xr.DataTree) -> str:
@@ -252,7 +230,7 @@ def _lead(run: xr.DataTree) -> str:
         "How the answer's log-probability changes when one token's position in one head is moved a little (saliency). Where the model is "
         "certain of its answer nearly nothing changes it a little, and saliencies are near 0."
     )
-    if not _has_path(run):
+    if len(_values(run)) == 1:
         return begin
     start, end = dataset["baseline_log_probability"], dataset["log_probability"]
     differences, errors = np.abs(end - start), np.abs(dataset["completeness_error"])
@@ -267,22 +245,14 @@ def _lead(run: xr.DataTree) -> str:
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
     """The head on whose positions the answer hangs most, where it stands out from the median head."""
-    size = group(run, "saliency")["saliency_size"].mean("prompt").transpose("layer", "head")
-    if not np.isfinite(size.values).any():
-        return
-    row, column = np.unravel_index(int(np.nanargmax(size.values)), size.shape)
-    layer, head, median = int(size["layer"][row]), int(size["head"][column]), float(size.median())
-    if float(size.max()) > 3 * median > 0:
-        times = f"{float(size.max()) / median:.0f} times"
+    size = group(run, "saliency")["saliency_size"].mean("prompt")
+    largest, median = float(size.max()), float(size.median())
+    if largest > 3 * median > 0:
+        layer, head = ranked_heads(size)[0]
+        times = f"{largest / median:.0f} times"
         sentence = f"The answer hangs most on the positions of L{layer} H{head}: {times} as much as on those of the median head"
-        yield Finding(
-            sentence,
-            f"saliency.saliency_size {float(size.max()):.2g} nats per position, more than 3 times the median",
-            0.65,
-            "saliency",
-            layer,
-            head,
-        )
+        evidence = f"saliency.saliency_size {largest:.2g} nats per position, more than 3 times the median"
+        yield Finding(sentence, evidence, 0.65, "saliency", layer, head)
 
 
 VIEW = View(
@@ -290,9 +260,9 @@ VIEW = View(
     "Positions that the answer hangs on",
     _lead,
     _figures,
-    tables=lambda run: (saliency_table(run), completeness_table(run)) if _has_path(run) else (saliency_table(run),),
+    tables=lambda run: (saliency_table(run), completeness_table(run))[: len(_values(run))],
     findings=_findings,
-    head_maps=_head_maps,
+    head_maps=lambda run: [HeadMap(_size(run, value)) for value in _values(run)],
     head_charts=_head_charts,
     compared=("saliency_size", "integrated_size"),
     not_averaged=("saliency", "integrated_gradients"),

@@ -9,6 +9,7 @@ Draws the groups `segments` and, for one head, `positions`. Knows nothing about 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
 import xarray as xr
@@ -42,15 +43,14 @@ def segment_positions(run: xr.DataTree, layer: int, head: int, prompt: int = 0, 
     """
     dataset, positions = group(run, "segments"), group(run, "positions")
     kind = _chosen(dataset, kind)
-    labels = pick(dataset["segment"], prompt=prompt, kind=kind)
-    own = dataset.sel(prompt=prompt, kind=kind)
     tokens = prompt_tokens(positions, prompt)
-    labels = labels.values[: tokens.count]
+    labels = pick(dataset["segment"], prompt=prompt, kind=kind).values[: tokens.count]
     if labels.max() < 1:
-        raise InputError(f"prompt {prompt} has no two {kind}; it has " + (", ".join(_present(dataset, prompt)) or "no segments"))
+        counts = dataset["segment_count"].sel(prompt=prompt)
+        present = ", ".join(map(str, counts["kind"].values[counts.values > 1])) or "no segments"
+        raise InputError(f"prompt {prompt} has no two {kind}; it has {present}")
     values = pick(positions["position"], prompt=prompt, layer=layer, head=head).values[: tokens.count]
-    scheme = schemes(positions)[layer]
-    scores = own.sel(layer=layer, head=head)
+    scheme, scores = schemes(positions)[layer], dataset.sel(prompt=prompt, kind=kind, layer=layer, head=head)
     figure = paper_figure(PAGE_WIDTH, 2.5)
     ax = figure.subplots()
     draw_positions(ax, values, scheme_colour(scheme))
@@ -58,9 +58,13 @@ def segment_positions(run: xr.DataTree, layer: int, head: int, prompt: int = 0, 
     jumps = largest_steps(values, labels)
     ax.plot(jumps - 0.5, np.full(len(jumps), 1.02), "v", color="black", markersize=2.6, transform=ax.get_xaxis_transform(),
             clip_on=False, gid="jumps")  # fmt: skip
-    _name_segments(ax, labels, tokens.texts)
-    ax.set(xlabel="token index" if tokens.texts is None else f"token index, and {tokens.texts_are} of each segment's first token")
-    ax.set_ylabel("position z (positions)")
+    ax.set(xlabel="token index", ylabel="position z (positions)")
+    ax.locator_params(axis="x", nbins=10, integer=True)
+    if tokens.texts is not None:
+        known, firsts = np.unique(labels, return_index=True)
+        firsts = firsts[known >= 0]
+        ax.set_xlabel(f"token index, and {tokens.texts_are} of each segment's first token")
+        name_tokens(ax, {int(token): tokens.texts[token] for token in firsts[sparse_ticks(firsts, LABELS)]}, 5)
     ax.set_title(f"Layer {layer}, head {head} ({scheme_name(scheme)}), prompt {prompt}; {_scores_of(scores)}", pad=9)
     marks = Line2D([], [], linestyle="none", marker="v", color="black", markersize=3, label=f"{len(jumps)} largest jumps")
     legend_below(figure, [Patch(facecolor=SHADE, alpha=0.3, label=f"{kind}, every other one shaded"), marks])
@@ -95,16 +99,15 @@ def segment_scores(run: xr.DataTree, kind: str | None = None) -> PaperFigure:
     dataset = group(run, "segments")
     kind = _chosen(dataset, kind)
     own = dataset.sel(kind=kind)
-    prompts = counted(int((own["segment_count"] > 1).sum()), "prompt")
-    mean_count = float(own["segment_count"].where(own["segment_count"] > 1).mean())
+    counts = own["segment_count"].where(own["segment_count"] > 1)
     figure = paper_figure(PAGE_WIDTH, 2.4)
     left, right = figure.subplots(1, 2)
     for ax, (name, label) in zip((left, right), _SCORES.items(), strict=True):
         draw_with_control(ax, over_prompts(own[name]), over_prompts(own[f"{name}_shuffled"]))
         ax.axhline(float(own[f"{name}_index"].mean()), color="#222222", linestyle="--", linewidth=0.7, gid="index")
         ax.set_ylabel(label)
-    left.set_title(f"{counted(own.sizes['head'], 'head')} per layer, mean over {prompts}")
-    right.set_title(f"{number(mean_count)} {kind} per prompt")
+    left.set_title(f"{counted(own.sizes['head'], 'head')} per layer, mean over {counted(int(counts.count()), 'prompt')}")
+    right.set_title(f"{number(float(counts.mean()))} {kind} per prompt")
     index = Line2D([], [], color="#222222", linestyle="--", linewidth=0.7, label="token index")
     legend_below(figure, [*scheme_handles(schemes(own).values(), "o"), control_handle("control: shuffled edges"), index])
     return figure
@@ -115,8 +118,9 @@ def segment_grid(run: xr.DataTree, kind: str | None = None) -> PaperFigure:
     """The share of variance between segments beyond that of shuffled edges, layers by heads. Raises InputError as `segment_scores`."""
     dataset = group(run, "segments")
     kind = _chosen(dataset, kind)
-    values = _beyond_shuffled(dataset, kind)
-    return head_grid_figure(values.assign_attrs(long_name=f"η² of {kind} minus that of shuffled edges", units="1"))
+    return head_grid_figure(
+        _beyond_shuffled(dataset, kind).assign_attrs(long_name=f"η² of {kind} minus that of shuffled edges", units="1")
+    )
 
 
 def figures_of_segments(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
@@ -158,15 +162,11 @@ def main_kind(dataset: xr.Dataset) -> str | None:
 def segment_table(run: xr.DataTree) -> Table:
     """One row per kind of segments and layer with positions: means over heads and prompts of both scores and of their controls."""
     dataset = group(run, "segments")
-    rows = []
-    for kind in dataset["kind"].values:
-        for layer, scheme in schemes(dataset).items():
-            own = dataset.sel(kind=kind, layer=layer)
-            means = [
-                float(nanmean(own[f"{name}{part}"].values)) for name in _SCORES for part in ("", "_shuffled", "_index", "_chance")
-            ]
-            if np.isfinite(means[0]) or np.isfinite(means[4]):
-                rows.append((str(kind), layer, scheme_name(scheme), *cells(means)))
+    rows, variables = [], [f"{name}{part}" for name in _SCORES for part in ("", "_shuffled", "_index", "_chance")]
+    for kind, (layer, scheme) in product(dataset["kind"].values, schemes(dataset).items()):
+        own = dataset.sel(kind=kind, layer=layer)
+        if own[[*_SCORES]].notnull().any().to_dataarray().any():
+            rows.append((str(kind), layer, scheme_name(scheme), *cells(nanmean(own[name].values) for name in variables)))
     columns = ("segments", "layer", "scheme", "η²", "shuffled", "index", "chance", "F1", "shuffled", "index", "chance")
     note = (
         "η²: share of the variance of positions between segments; F1: of the largest jumps against the edges. Means over heads and "
@@ -183,26 +183,13 @@ def _chosen(dataset: xr.Dataset, kind: str | None) -> str:
     return kind
 
 
-def _present(dataset: xr.Dataset, prompt: int) -> list[str]:
-    counts = dataset["segment_count"].sel(prompt=prompt)
-    return [str(kind) for kind in dataset["kind"].values if int(counts.sel(kind=kind)) > 1]
-
-
 def _scores_of(scores: xr.Dataset) -> str:
-    parts = []
-    for name, label in (("variance_between", "η²"), ("boundary_f1", "F1")):
-        if np.isfinite(scores[name]):
-            parts.append(f"{label} = {number(float(scores[name]))} (shuffled {number(float(scores[f'{name}_shuffled']))})")
+    parts = [
+        f"{label} = {number(float(scores[name]))} (shuffled {number(float(scores[f'{name}_shuffled']))})"
+        for name, label in (("variance_between", "η²"), ("boundary_f1", "F1"))
+        if np.isfinite(scores[name])
+    ]
     return ", ".join(parts) or "no positions"
-
-
-def _name_segments(ax: Axes, labels: np.ndarray, texts: tuple[str, ...] | None) -> None:
-    ax.locator_params(axis="x", nbins=10, integer=True)
-    if texts is None:
-        return
-    firsts = [int(np.flatnonzero(labels == label)[0]) for label in range(int(labels.max()) + 1)]
-    named = [firsts[place] for place in sparse_ticks(firsts, LABELS)]
-    name_tokens(ax, {token: texts[token] for token in named}, 5)
 
 
 def _head_maps(run: xr.DataTree) -> Iterator[HeadMap]:

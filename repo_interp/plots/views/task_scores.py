@@ -8,7 +8,7 @@ about how answers are judged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import xarray as xr
@@ -33,7 +33,7 @@ _NAMED_WIDTH = 0.62
 def task_scores(run: xr.DataTree) -> PaperFigure:
     """The mean score of every test set, with its standard error, of one run or several. Raises InputError for a run without scores."""
     data = _as_drawn(run)
-    places = 0 if _numeric(data) else data.sizes["test_set"]
+    places = 0 if data["test_set"].dtype.kind in "iuf" else data.sizes["test_set"]
     figure = paper_figure(min(PAGE_WIDTH, max(COLUMN_WIDTH, 0.6 + _NAMED_WIDTH * places)), 2.3)
     ax = figure.subplots()
     draw_scores(ax, data)
@@ -42,9 +42,8 @@ def task_scores(run: xr.DataTree) -> PaperFigure:
     ax.set_title(score_title(run))
     if has_runs(run):
         legend_below(figure, handles(data))
-        figure.caption = (
-            f"{group(run, 'scores')['mean_score'].attrs['long_name']} by test set; bars: standard error over prompts."
-        )
+        name = group(run, "scores")["mean_score"].attrs["long_name"]
+        figure.caption = f"{name} by test set; bars: standard error over prompts."
     return figure
 
 
@@ -63,10 +62,7 @@ def score_grid(run: xr.DataTree) -> PaperFigure:
 
     Raises InputError where the task lacks two axes.
     """
-    scores = group(run, "scores")
-    if not _has_grid(scores):
-        raise InputError("a map of scores needs a task with two axes, such as depth and length; this run has none")
-    values = scores["score_map"]
+    values = _score_map(run)
     rows, columns = (str(axis) for axis in values.dims)
     height, width = values.shape
     figure = paper_figure(min(PAGE_WIDTH, max(COLUMN_WIDTH, 0.7 + 0.4 * width)), 0.75 + 0.16 * height)
@@ -111,26 +107,18 @@ def _as_drawn(run: xr.DataTree) -> xr.Dataset:
         layouts, scores = [_scheme(str(run.attrs.get("layout", "")))], scores.expand_dims(run=[checkpoint_name(run)])
     mean, error = (scores[name].transpose("run", "test_set").values for name in ("mean_score", "standard_error"))
     described = {**scores["mean_score"].attrs, "long_name": str(scores.attrs.get("metric", "score"))}
+    axes = ("checkpoint", "test_set")
     drawn = xr.Dataset(
-        {
-            "score": (("checkpoint", "test_set", "seed"), mean[..., None], described),
-            "standard_error": (("checkpoint", "test_set"), error),
-        },
+        {"score": ((*axes, "seed"), mean[..., None], described), "standard_error": (axes, error)},
         coords={"checkpoint": scores["run"].values, "test_set": numbers, "layout": ("checkpoint", layouts)},
         attrs={"axis": scores.attrs.get("test_sets_count", "tokens")},
     ).isel(checkpoint=np.flatnonzero(np.isfinite(mean).any(axis=1)))
     if numbers is names:
         return drawn
-    longest = _longest_in_training(run, group(run, "scores"), numbers)
-    return drawn.sortby("test_set").assign_attrs({} if longest is None else {"training_length": longest})
-
-
-def _longest_in_training(run: xr.DataTree, scores: xr.Dataset, numbers: np.ndarray) -> int | None:
-    """The largest test set whose prompts are no longer than those of training; None where that is not known or all are longer."""
-    if "tokens" not in scores or "training_length" not in run.attrs:
-        return None
-    inside = numbers[scores["tokens"].values <= int(run.attrs["training_length"])]
-    return int(inside.max()) if inside.size else None
+    # the dotted line: the largest test set whose prompts are no longer than those of training, where that is known
+    measured, longest = group(run, "scores"), run.attrs.get("training_length")
+    inside = numbers[:0] if longest is None or "tokens" not in measured else numbers[measured["tokens"].values <= int(longest)]
+    return drawn.sortby("test_set").assign_attrs({"training_length": int(inside.max())} if inside.size else {})
 
 
 def _scheme(layout: str) -> str:
@@ -140,17 +128,20 @@ def _scheme(layout: str) -> str:
     return learned[0] if learned else max(dict.fromkeys(schemes), key=schemes.count)
 
 
-def _numeric(data: xr.Dataset) -> bool:
-    return bool(np.issubdtype(data["test_set"].dtype, np.number))
-
-
 def _has_grid(scores: xr.Dataset) -> bool:
     return "score_map" in scores and scores["score_map"].ndim == 2
 
 
+def _score_map(run: xr.DataTree) -> xr.DataArray:
+    scores = group(run, "scores")
+    if not _has_grid(scores):
+        raise InputError("a map of scores needs a task with two axes, such as depth and length; this run has none")
+    return scores["score_map"]
+
+
 def _has_perplexity(run: xr.DataTree) -> bool:
-    data = _as_drawn(run)
-    return data["score"].attrs.get("units") == "nat" and _numeric(data) and "training_length" in data.attrs
+    data = _as_drawn(run)  # with a training length only where test sets are lengths
+    return data["score"].attrs.get("units") == "nat" and "training_length" in data.attrs
 
 
 def score_title(run: xr.DataTree) -> str:
@@ -165,26 +156,20 @@ def score_table(run: xr.DataTree) -> Table:
     """One row per test set: mean score, its standard error, and perplexity, questions and tokens where they are known."""
     scores = group(run, "scores")
     metric = str(scores.attrs.get("metric", "score"))
-    further = {
-        "perplexity of the targets": lambda own: float(np.exp(own["log_perplexity"])) if "log_perplexity" in scores else None,
-        "longest prompt (tokens)": lambda own: int(own["tokens"]) if "tokens" in scores else None,
-        "questions": lambda own: int(own["questions"]) if "questions" in scores else None,
-        "lost their middle (%)": lambda own: 100 * float(own["cut"]) if "cut" in scores else None,
+    further: dict[str, tuple[str, Callable[[xr.DataArray], Cell]]] = {
+        "log_perplexity": ("perplexity of the targets", lambda value: float(np.exp(value))),
+        "tokens": ("longest prompt (tokens)", int),
+        "questions": ("questions", int),
+        "cut": ("lost their middle (%)", lambda value: 100 * float(value)),
     }
+    further = {name: column for name, column in further.items() if name in scores}
     rows: list[tuple[Cell, ...]] = []
     for name in scores["test_set"].values:
         own = scores.sel(test_set=name)
-        rows.append(
-            (str(name), float(own["mean_score"]), float(own["standard_error"]), *(cell(own) for cell in further.values()))
-        )
-    known = [place for place in range(len(further)) if any(row[3 + place] is not None for row in rows)]
-    return Table(
-        "scores",
-        score_title(run),
-        ("test set", metric, "standard error", *(list(further)[place] for place in known)),
-        tuple((*row[:3], *(row[3 + place] for place in known)) for row in rows),
-        _asked(scores),
-    )
+        measured = (cell_of(own[variable]) for variable, (_, cell_of) in further.items())
+        rows.append((str(name), float(own["mean_score"]), float(own["standard_error"]), *measured))
+    columns = ("test set", metric, "standard error", *(title for title, _ in further.values()))
+    return Table("scores", score_title(run), columns, tuple(rows), _asked(scores))
 
 
 def map_table(run: xr.DataTree) -> Table:
@@ -192,10 +177,7 @@ def map_table(run: xr.DataTree) -> Table:
 
     Raises InputError where the task lacks two axes.
     """
-    scores = group(run, "scores")
-    if not _has_grid(scores):
-        raise InputError("a map of scores needs a task with two axes, such as depth and length; this run has none")
-    values = scores["score_map"]
+    values = _score_map(run)
     rows, columns = values.dims
     labels, below = values[rows].values.tolist(), values[columns].values.tolist()
     calls, note = {}, ""
@@ -212,12 +194,12 @@ def map_table(run: xr.DataTree) -> Table:
 
 def _asked(scores: xr.Dataset) -> str:
     """The options of the scoring, in a sentence."""
-    asked = [f"seed {scores.attrs['seed']}"] if "seed" in scores.attrs else []
-    asked += [f"{scores.attrs['count']} prompts of each set"] if "questions" not in scores and "count" in scores.attrs else []
-    asked += [f"answers {scores.attrs['answers']}"] if "answers" in scores.attrs else []
+    words = {"seed": "seed {}", "count": "{} prompts of each set", "answers": "answers {}"}
+    stated = {name: value for name, value in scores.attrs.items() if name != "count" or "questions" not in scores}
+    asked = ", ".join(text.format(stated[name]) for name, text in words.items() if name in stated)
     left_out = [str(name) for name in np.atleast_1d(scores.attrs.get("left_out", []))]
-    left = f" Longer than the model's learned table, left out: {', '.join(left_out)}." if left_out else ""
-    return f"{', '.join(asked)}.{left}".lstrip(".").strip() if asked or left else ""
+    left = f"Longer than the model's learned table, left out: {', '.join(left_out)}." if left_out else ""
+    return " ".join(filter(None, (f"{asked}." if asked else "", left)))
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:

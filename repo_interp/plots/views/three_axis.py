@@ -10,6 +10,7 @@ fits are made.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -21,18 +22,9 @@ from repo_interp.plots.marks.drawing import colour_bar, counted, envelope, legen
 from repo_interp.plots.marks.finding import Finding
 from repo_interp.plots.marks.head_charts import HeadChart, HeadCurves, HeadImage, HeadNumber
 from repo_interp.plots.marks.heads import HeadMap, head_grid, layer_table
-from repo_interp.plots.marks.reading import first_prompt, group, has_groups, pick, schemes
+from repo_interp.plots.marks.reading import first_prompt, group, layer_colour, layer_scheme, pick, schemes
 from repo_interp.plots.marks.table import Table
-from repo_interp.plots.style import (
-    COLUMN_WIDTH,
-    PAGE_HEIGHT,
-    PAGE_WIDTH,
-    PaperFigure,
-    paper_figure,
-    scheme_colour,
-    scheme_name,
-    style,
-)
+from repo_interp.plots.style import COLUMN_WIDTH, PAGE_HEIGHT, PAGE_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.plots.view import View
 
 FITS = {"three_axis": "three-axis", "fake_distance": "fake-distance"}
@@ -59,9 +51,7 @@ def fit_correlations(run: xr.DataTree) -> PaperFigure:
     A head that fits exactly, since its logits are a sum of these axes by construction, is grey: r = 1 is no finding there. Raises
     InputError when the run has neither `three_axis` nor `fake_distance`.
     """
-    present = [name for name in FITS if has_groups(run, [name])]
-    if not present:
-        group(run, "three_axis")
+    present = [name for name in FITS if name in run.children] or ["three_axis"]
     fits = {name: over_prompts(group(run, name)["r"]).transpose("layer", "head") for name in present}
     sizes = next(iter(fits.values())).sizes
     width = COLUMN_WIDTH if len(fits) == 1 and sizes["head"] <= 20 else PAGE_WIDTH
@@ -73,9 +63,8 @@ def fit_correlations(run: xr.DataTree) -> PaperFigure:
         head_grid(telling, ax, (-1.0 if bool((telling < 0).any()) else 0.0, 1.0))
         mean = f"mean {number(float(nanmean(telling.values)))}" if bool(telling.notnull().any()) else ""
         trivial = "grey: r = 1 by construction" if bool(exact.any()) else ""
-        ax.set_title(f"r of the {FITS[name]} fit: {'; '.join(text for text in (mean, trivial) if text)}")
-    named = schemes(group(run, present[0]))
-    legend_below(figure, scheme_handles(named.values()))
+        ax.set_title(f"r of the {FITS[name]} fit: {'; '.join(filter(None, (mean, trivial)))}")
+    legend_below(figure, scheme_handles(schemes(group(run, present[0])).values()))
     return figure
 
 
@@ -104,7 +93,7 @@ def three_axis_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
     draw_map(left.subplots(), shown.values, tokens, limits, "Logits", "key", "query")
     image = draw_map(right.subplots(), rebuilt, tokens, limits, f"Sum of the axes, r = {r_of(fit, layer, head)}", "key", "query")
     colour_bar(right, image, right.axes, "logits", pad=0.02, fraction=0.05)
-    colour = scheme_colour(schemes(fit)[layer])
+    colour = layer_colour(fit, layer)
     for ax, (name, values) in zip(np.ravel(np.asarray(middle.subplots(3, 1))), axes.items(), strict=True):
         draw_axis(ax, values, colour, name)
         ax.set_title(f"{name} axis", pad=2)
@@ -145,16 +134,8 @@ def draw_map(ax: Axes, values: np.ndarray, tokens: int, limits: tuple[float, flo
 
     Returns the image.
     """
-    image = ax.imshow(
-        values,
-        cmap="viridis",
-        vmin=limits[0],
-        vmax=limits[1],
-        extent=(0, tokens, tokens, 0),
-        interpolation="nearest",
-        aspect="auto",
-        gid=f"map {title.split(',')[0]}".strip(),
-    )
+    look: Any = {"cmap": "viridis", "interpolation": "nearest", "aspect": "auto", "gid": f"map {title.split(',')[0]}".strip()}
+    image = ax.imshow(values, vmin=limits[0], vmax=limits[1], extent=(0, tokens, tokens, 0), **look)
     ax.set(xlabel=f"{across} (token)", ylabel=f"{down} (token)" if down != "fake distance" else "fake distance (tokens)")
     ax.set_title(title)
     ax.spines[:].set_visible(False)
@@ -185,12 +166,12 @@ def described(fit: xr.Dataset, layer: int, head: int, tokens: int, maps: xr.Data
     """Which head and prompt a figure shows, and what a pixel of it is."""
     size = int(maps["block_size"])
     pixel = "" if size == 1 else f"; a pixel is the mean over {size} x {size} pairs"
-    return f"Layer {layer} ({scheme_name(schemes(fit)[layer])}), head {head}, first prompt, {counted(tokens, 'token')}{pixel}"
+    return f"Layer {layer} ({layer_scheme(fit, layer)}), head {head}, first prompt, {counted(tokens, 'token')}{pixel}"
 
 
 def heads_with_maps(run: xr.DataTree, fit: xr.Dataset) -> list[tuple[int, int]]:
     """Of the heads whose maps the run keeps, those of `example_heads`; none without maps."""
-    if not has_groups(run, ["maps"]):
+    if "maps" not in run.children:
         return []
     maps = group(run, "maps")
     both = fit.sel(layer=np.intersect1d(fit["layer"], maps["layer"]), head=np.intersect1d(fit["head"], maps["head"]))
@@ -230,14 +211,17 @@ def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
 
 
 def _head_charts(run: xr.DataTree) -> Sequence[HeadChart]:
-    """r of every prompt and, where the run keeps them, the axes of the first."""
-    fit = group(run, "three_axis")
-    charts: list[HeadChart] = [HeadNumber("r of the three axes", fit["r"])]
-    if "distance_axis" in fit:
-        curves = {name: fit[f"{name}_axis"] for name in ("query", "key")}
-        distance = {"distance": fit["distance_axis"]}
-        charts.append(HeadCurves("Distance axis, first prompt", "distance (tokens)", "logits", fit["distance"].values, distance))
-        charts.append(HeadCurves("Query and key axes, first prompt", "token", "logits", fit["token"].values, curves))
+    axes = {"Distance axis": ("distance", "distance (tokens)"), "Query and key axes": ("query key", "token")}
+    return fit_charts(group(run, "three_axis"), "r of the three axes", axes)
+
+
+def fit_charts(fit: xr.Dataset, title: str, axes: Mapping[str, tuple[str, str]]) -> list[HeadChart]:
+    """r of every prompt and, where the run keeps them, the axes of the first. `axes`: by title their names, and what is along them."""
+    charts: list[HeadChart] = [HeadNumber(title, fit["r"])]
+    for label, (names, x) in axes.items():
+        curves = {name: fit[f"{name}_axis"] for name in names.split() if f"{name}_axis" in fit}
+        for curve in list(curves.values())[:1]:
+            charts.append(HeadCurves(f"{label}, first prompt", x, "logits", curve[curve.dims[-1]].values, curves))
     return charts
 
 
@@ -246,12 +230,11 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     measured = group(run, "three_axis")
     if "r_shuffled" not in measured:
         return
-    r, shuffled = (over_prompts(measured[name]).transpose("layer", "head") for name in ("r", "r_shuffled"))
-    gain = (r - shuffled).values
-    if not np.isfinite(gain).any() or np.nanmedian(gain) < 0.05:
+    r, shuffled = (over_prompts(measured[name]) for name in ("r", "r_shuffled"))
+    gain = r - shuffled
+    if not float(gain.median()) >= 0.05:
         return
-    row, column = np.unravel_index(int(np.nanargmax(gain)), gain.shape)
-    layer, head = int(r["layer"][row]), int(r["head"][column])
+    layer, head = ranked_heads(gain)[0]
     sentence = f"Distance matters to the logits: shuffling it takes r of the three-axis fit from {float(r.median()):.2f} to "
     sentence += f"{float(shuffled.median()):.2f} (median head); most in L{layer} H{head}"
     yield Finding(sentence, "three_axis.r less three_axis.r_shuffled, at least .05", 0.3, "three_axis", layer, head)
@@ -278,14 +261,12 @@ def _map_charts(run: xr.DataTree) -> Sequence[HeadChart]:
     maps, shown = group(run, "maps"), first_prompt(run)
     size = int(maps["block_size"])
     prompt, tokens = (0, int(maps["key_block"].values[-1]) + size) if shown is None else (shown.prompt, shown.count)
-    charts: list[HeadChart] = []
-    if "logit_map" in maps:
-        logits = maps["logit_map"].transpose("layer", "head", "query_block", "key_block")
-        charts.append(HeadImage("Logits", "key (token)", "query (token)", logits, size, tokens, prompt, causal_logits=True))
-    if "fake_map" in maps:
-        fake = maps["fake_map"].transpose("layer", "head", "distance_block", "key_block")
-        charts.append(HeadImage("Fake-distance logits", "key (token)", "fake distance (tokens)", fake, size, tokens, prompt))
-    return charts
+    kinds = {"logit": ("Logits", "query (token)", True), "fake": ("Fake-distance logits", "fake distance (tokens)", False)}
+    return [
+        HeadImage(title, "key (token)", y, maps[f"{kind}_map"].transpose(..., "key_block"), size, tokens, prompt, is_causal)
+        for kind, (title, y, is_causal) in kinds.items()
+        if f"{kind}_map" in maps
+    ]
 
 
 MAPS = View(

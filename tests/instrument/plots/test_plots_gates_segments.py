@@ -93,7 +93,7 @@ def test_gates_without_texts_or_separators_are_drawn_plainly(run):
 def test_every_head_stands_over_its_control(run):
     figure = gates.gate_scores(run)
     group = run["gates"].to_dataset()
-    titles = [ax.get_title(loc="left") for ax in figure.axes if ax.get_visible()]
+    titles = [ax.get_title(loc="left") for ax in figure.axes if ax.axison]
     assert titles[0] == "gates on separators (2 prompts)"
     assert [title.split(" (")[0].split()[-1] for title in titles[1:]] == ["paragraph", "line", "sentence"]
     dots, bars = artists(figure.axes[0], "heads 1"), artists(figure.axes[0], "control 1")
