@@ -123,11 +123,8 @@ def maker_of_tables() -> Callable[[str, str], str]:
 def tiny_run() -> dict[str, Any]:
     """Every group that a run can have, with all optional variables, from tiny models with random weights."""
     from repo_interp.analysis.analyze import analyze
-    from repo_interp.experiments import Atlas
-    from repo_interp.experiments.effects import effects
-    from repo_interp.experiments.extrapolation import extrapolation, output_traces
-    from repo_interp.experiments.perturbation import perturbation
-    from repo_interp.experiments.saliency import saliency
+    from repo_interp.experiments import Atlas, Effects, Extrapolation, Perturbation, Saliency
+    from repo_interp.experiments.extrapolation import output_traces
     from repo_interp.experiments.task_scores import task_scores
     from repo_interp.measures.catalogue import measure_named, measure_names
     from repo_interp.tasks import make_task
@@ -144,11 +141,11 @@ def tiny_run() -> dict[str, Any]:
     model, prompts = _tiny_model("repo"), task.prompts(4)
     longer = task.prompts(4, test_set="32")
     return {name: node.to_dataset() for name, node in run.children.items()} | {
-        "effects": effects(model, task, prompts, ("frozen",), draws=1),
-        "perturbation": perturbation(model, task, prompts, gammas=(0.1,), l_maxes=(1,)),
-        "extrapolation": extrapolation(model, task, {16: prompts, 32: longer}, 16),
+        "effects": Effects(("frozen",), draws=1).measured(model, task, prompts),
+        "perturbation": Perturbation(gammas=(0.1,), l_maxes=(1,)).measured(model, task, prompts),
+        "extrapolation": Extrapolation().measured(model, task, {16: prompts, 32: longer}, 16),
         "output_traces": output_traces(model, prompts, longer[0], 16, 0, queries=2, step=4),
-        "saliency": saliency(model, words, words.prompts(1, test_set="3"), steps=2),
+        "saliency": Saliency(steps=2).measured(model, words, words.prompts(1, test_set="3")),
         "scores": task_scores(model, words, ["2", "3"], 2),
     }
 

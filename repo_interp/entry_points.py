@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint
 from typing import Any
 
@@ -109,14 +109,21 @@ def find(group: str, name: str) -> Any:
         ) from None
 
 
-def made(group: str, name: str) -> Any:
-    """What the callable `name` of `group` gives; None where there is none. Raises InputError as `find`, and for what is no callable."""
+def named(group: str, name: str, is_one: Callable[[Any], bool], wanted: str) -> Any:
+    """The object, called `name` itself, that the callable `name` of `group` gives. Raises InputError as `find`, where there is none, naming
+    those there are, and for what is no callable or not `wanted`, as `is_one` says.
+    """
     factory = find(group, name)
-    if factory is not None and not callable(factory):
+    if factory is None:
+        raise InputError(f"there is no {_kind(group)} {name!r}; there are {', '.join(names(group))}")
+    if not callable(factory):
         raise InputError(
             f"{called(group, name)} is a {type(factory).__name__}; wanted a callable without arguments that gives it"
         )
-    return None if factory is None else factory()
+    made = factory()
+    if getattr(made, "name", None) != name or not is_one(made):
+        raise InputError(f"{called(group, name)} is a {type(made).__name__}; wanted {wanted}")
+    return made
 
 
 def called(group: str, name: str) -> str:

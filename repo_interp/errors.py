@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, Literal
 
 _LONGEST = 1000
 """Characters of a line."""
@@ -34,6 +35,22 @@ class Note(UserWarning):
 
     def __init__(self, message: str) -> None:
         super().__init__(one_line(message, _LONGEST))
+
+
+@contextmanager
+def shown_as(kind: type[Note], show: Callable[[str], object], action: Literal["always", "error"] = "always") -> Iterator[None]:
+    """While the context lasts, warnings of a `kind` are handed to `show`, or raised; others are shown as before."""
+
+    def show_warning(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, kind):
+            show(str(message))
+        else:
+            others(message, category, *place, **more)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter(action, kind)
+        others, warnings.showwarning = warnings.showwarning, show_warning
+        yield
 
 
 def warn(message: str, kind: type[Note] = Note) -> None:

@@ -20,19 +20,12 @@ Item = TypeVar("Item")
 
 def until_failure(make: Callable[[], Iterable[Item]], what: str, failures: list[str] | None) -> Iterator[Item]:
     """The items that `make` gives, up to the first that cannot be made; a line in `failures` then says that `what` failed, and why."""
-    items: Iterator[Item] | None = None
-    while True:
-        try:
-            items = iter(make()) if items is None else items
-            item = next(items)
-        except StopIteration:
-            return
-        except (Exception, SystemExit) as error:
-            if failures is None:
-                raise
-            failures.append(_line(what, error))
-            return
-        yield item
+    try:
+        yield from make()
+    except (Exception, SystemExit) as error:
+        if failures is None:
+            raise
+        failures.append(_line(what, error))
 
 
 @contextmanager

@@ -28,6 +28,8 @@ Spans = Mapping[str, Bool[Tensor, "prompt token"]]
 
 TENSORS = ("positions", "queries", "keys", "gate_features")
 """Tensors of a layer that must be finite, in the order in which they are looked at."""
+_BY_PROMPT = (*TENSORS, "valid", "prompts", "tokens")
+"""Tensors whose first axis is that of the prompts."""
 _LARGEST = 1e18
 """Of a logit: its square is a finite float32."""
 
@@ -98,6 +100,11 @@ class AttentionInputs:
     def row_of_first_prompt(self) -> int | None:
         """Row of the analysis' prompt number 0 in this batch; None where another batch has it."""
         return _row_of_first(self.prompts)
+
+    @property
+    def is_bilinear(self) -> bool:
+        """Whether logits are a dot product of a query's and a key's features and nothing else."""
+        return self.softcap is None and self.position_logits is None
 
     @property
     def head_positions(self) -> Float[Tensor, "prompt head token"] | None:
@@ -222,16 +229,9 @@ def _wide(tensor: Tensor) -> torch.dtype | None:
 def select_prompts(inputs: AttentionInputs, chosen: slice) -> AttentionInputs:
     """The same layer for some prompts of the batch."""
     position_logits = inputs.position_logits
+    some = {name: tensor[chosen] for name in _BY_PROMPT if (tensor := getattr(inputs, name)) is not None}
     return replace(
-        inputs,
-        queries=inputs.queries[chosen],
-        keys=inputs.keys[chosen],
-        positions=None if inputs.positions is None else inputs.positions[chosen],
-        valid=inputs.valid[chosen],
-        prompts=inputs.prompts[chosen],
-        tokens=None if inputs.tokens is None else inputs.tokens[chosen],
-        position_logits=None if position_logits is None else lambda rows: position_logits(rows)[chosen],
-        gate_features=None if inputs.gate_features is None else inputs.gate_features[chosen],
+        inputs, **some, position_logits=None if position_logits is None else lambda rows: position_logits(rows)[chosen]
     )
 
 

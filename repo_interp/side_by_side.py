@@ -2,16 +2,20 @@
 
     batches(order, lengths, 8)                       at most 8 prompts
     batches(order, lengths, SideBySide(tokens=4096)) as many as fit into 4096 tokens with their padding, at least one
+    restored(cut, results)                           what was made of each batch, in the order of the prompts
 
 Knows nothing about models and prompts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from repo_interp.errors import InputError
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,14 @@ BatchSize = int | SideBySide
 def limit(size: BatchSize) -> SideBySide:
     """`size` as limits. Raises InputError where no prompt would go through."""
     return size if isinstance(size, SideBySide) else SideBySide(prompts=size)
+
+
+def restored(cut: Iterable[Sequence[int]], results: Iterable[Sequence[Item]]) -> list[Item]:
+    """What was made of the numbers of every batch of `cut`, in the order of the numbers: 0, 1, ..."""
+    by_number = {
+        number: made for some, of_some in zip(cut, results, strict=True) for number, made in zip(some, of_some, strict=True)
+    }
+    return [by_number[number] for number in range(len(by_number))]
 
 
 def batches(order: Sequence[int], lengths: Sequence[int], size: BatchSize) -> list[list[int]]:

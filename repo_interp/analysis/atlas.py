@@ -76,10 +76,12 @@ def joined(groups: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """
     base = groups.get(GROUP, xr.Dataset())
     found: dict[str, xr.DataArray] = {}
-    for name, take in _TAKEN.items():
-        if name in groups:
-            taken = take(groups[name]).items()
-            found |= {column: values for column, values in taken if set(_HEAD) <= set(values.dims) and _says_something(values)}
+    for name, (variable, column, become) in _TAKEN.items():
+        if name in groups and variable in groups[name]:
+            mean = _over_prompts(groups[name][variable])
+            values = mean if become is None else become(mean)
+            if set(_HEAD) <= set(values.dims) and _says_something(values):
+                found[column] = values
     if not found:
         return base
     place = {axis: base[axis] for axis in _HEAD if axis in base.coords}
@@ -106,51 +108,30 @@ def _over_prompts(values: xr.DataArray) -> xr.DataArray:
     return values.mean("prompt", skipna=True, keep_attrs=True) if "prompt" in values.dims else values
 
 
-def _of_mass(group: xr.Dataset) -> dict[str, xr.DataArray]:
-    return {"mass": _over_prompts(group["mass"])} if "mass" in group else {}
-
-
-def _of_sources(group: xr.Dataset) -> dict[str, xr.DataArray]:
-    return {"reads": _over_prompts(group["share"])} if "share" in group else {}
-
-
-def _of_components(group: xr.Dataset) -> dict[str, xr.DataArray]:
-    if "vaf_band" not in group:
-        return {}
-    by_band = _over_prompts(group["vaf_band"]).transpose("layer", "head", "band")
+def _band(by_band: xr.DataArray) -> xr.DataArray:
+    by_band = by_band.transpose("layer", "head", "band")
     known = np.isfinite(by_band.values).any(-1)
     largest = np.where(np.isfinite(by_band.values), by_band.values, -np.inf).argmax(-1)
     text = np.where(known, by_band["band"].values.astype(object)[largest], "")
     band = by_band.isel(band=0, drop=True).copy(data=text)
-    return {"band": described(band, "band of rotary components that accounts for most of the variance of the logits", "1")}
+    return described(band, "band of rotary components that accounts for most of the variance of the logits", "1")
 
 
-def _correlation(column: str) -> Callable[[xr.Dataset], dict[str, xr.DataArray]]:
-    return lambda group: {column: _over_prompts(group["r"])} if "r" in group else {}
-
-
-def _of_rotation(group: xr.Dataset) -> dict[str, xr.DataArray]:
-    if "slow_dominating" not in group:
-        return {}
-    slow = group["slow_dominating"]
+def _slow_pairs(slow: xr.DataArray) -> xr.DataArray:
     count = (slow == 1).sum("component").where((slow >= 0).any("component"))
-    return {"slow_pairs": described(count, "slow dominating rotary pairs", "pairs")}
+    return described(count, "slow dominating rotary pairs", "pairs")
 
 
-def _of_effects(group: xr.Dataset) -> dict[str, xr.DataArray]:
-    return {"effect": _over_prompts(group["effect"])} if "effect" in group else {}
-
-
-_TAKEN: Mapping[str, Callable[[xr.Dataset], dict[str, xr.DataArray]]] = {
-    "attention_mass": _of_mass,
-    "position_sources": _of_sources,
-    "components": _of_components,
-    "three_axis": _correlation("three_axis_r"),
-    "fake_distance": _correlation("fake_distance_r"),
-    "rotation": _of_rotation,
-    "effects": _of_effects,
+_TAKEN: Mapping[str, tuple[str, str, Callable[[xr.DataArray], xr.DataArray] | None]] = {
+    "attention_mass": ("mass", "mass", None),
+    "position_sources": ("share", "reads", None),
+    "components": ("vaf_band", "band", _band),
+    "three_axis": ("r", "three_axis_r", None),
+    "fake_distance": ("r", "fake_distance_r", None),
+    "rotation": ("slow_dominating", "slow_pairs", _slow_pairs),
+    "effects": ("effect", "effect", None),
 }
-"""By group, what of it belongs to the atlas."""
+"""By group, which variable of it belongs to the atlas, the name of its column, and what becomes of its mean over prompts."""
 
 
 def _says_something(values: xr.DataArray) -> bool:

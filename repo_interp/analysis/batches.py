@@ -19,11 +19,18 @@ from transformers import PreTrainedTokenizerBase
 
 from repo_interp import side_by_side
 from repo_interp.inputs import Spans
-from repo_interp.measures.labels import described
+from repo_interp.measures.labels import described, described_group
 from repo_interp.measures.statistics import Measure
 from repo_interp.side_by_side import BatchSize
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.prompt.structure import prompt_structure
+
+_TEXTS = {
+    "token_id": ("token, -1 for padding", "1"),
+    "token_count": ("tokens of each prompt", "tokens"),
+    "span_mask": ("1 where a token belongs to a span, -1 for padding", "1"),
+    "token_text": ("text of each token", "1"),
+}
 
 
 @dataclass(frozen=True)
@@ -103,23 +110,10 @@ def describe_prompts(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBa
         masks[:, row, len(prompt.tokens) :] = -1
         for name, where in prompt.all_spans().items():
             masks[names.index(name), row, list(where)] = 1
-    coords = {"prompt": np.arange(len(prompts)), "token": np.arange(longest)}
-    described_arrays = {
-        "token_id": described(xr.DataArray(ids, coords, ("prompt", "token")), "token, -1 for padding", "1"),
-        "token_count": described(
-            xr.DataArray([len(prompt.tokens) for prompt in prompts], {"prompt": coords["prompt"]}, ("prompt",)),
-            "tokens of each prompt",
-            "tokens",
-        ),
-        "span_mask": described(
-            xr.DataArray(masks, {"span": names, **coords}, ("span", "prompt", "token")),
-            "1 where a token belongs to a span, -1 for padding",
-            "1",
-        ),
-    }
-    if texts.any():
-        described_arrays["token_text"] = described(xr.DataArray(texts, coords, ("prompt", "token")), "text of each token", "1")
-    return xr.Dataset(described_arrays)
+    axes, counts = ("prompt", "token"), [len(prompt.tokens) for prompt in prompts]
+    values = {"token_id": (axes, ids), "token_count": (("prompt",), counts), "span_mask": (("span", *axes), masks)}
+    values |= {"token_text": (axes, texts)} if texts.any() else {}
+    return described_group(values, _TEXTS, {"prompt": np.arange(len(prompts)), "token": np.arange(longest), "span": names})
 
 
 def describe_predictions(group: xr.Dataset, prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None = None) -> xr.Dataset:

@@ -35,15 +35,15 @@ QUICK = 2e11
 """Tokens times parameters of an experiment that is made unasked: about half a minute on one core."""
 
 
-def default_prompts(bridge: nn.Module) -> tuple[list[Prompt], Task | None]:
-    """Prompts for `bridge`, and the task that they are of: the one that it was trained on, as far as its files say; else a short text.
+def default_prompts(bridge: nn.Module, count: int = COUNT) -> tuple[list[Prompt], Task | None]:
+    """`count` prompts of the task that `bridge` was trained on, as far as its files say, and that task; else a short text, and None.
 
     Raises InputError for a model without such a task and without a tokenizer.
     """
     source = loaded_from(bridge)
     task = None if source is None else trained_task(source.directory)
     if task is not None:
-        return task.prompts(COUNT, seed=0, test_set=None), task
+        return task.prompts(count), task
     tokenizer = tokenizer_of(bridge)
     if tokenizer is None:
         raise InputError(

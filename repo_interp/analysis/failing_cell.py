@@ -47,12 +47,9 @@ def explain_cell(scores: xr.DataTree, depth: float, length: int, bridge: nn.Modu
     cell that it lacks or in which nothing fails, and for a model or prompts other than those that were scored.
     """
     require_run(scores)
-    if "scores" not in scores.children or scores["scores"].to_dataset().get("score_map", xr.DataArray()).dims != (
-        "depth",
-        "length",
-    ):
+    group = scores["scores"].to_dataset() if "scores" in scores.children else xr.Dataset()
+    if "score_map" not in group or group["score_map"].dims != ("depth", "length"):
         raise InputError("this run has no map of scores by depth and length; score a task that has both, such as niah or ruler")
-    group = scores["scores"].to_dataset()
     bridge = load(str(scores.attrs["checkpoint"])) if bridge is None else bridge
     if identity(bridge).get("checkpoint_digest") != scores.attrs.get("checkpoint_digest"):
         raise InputError(
@@ -70,19 +67,10 @@ def explain_cell(scores: xr.DataTree, depth: float, length: int, bridge: nn.Modu
         raise InputError("the prompts mark no needle that heads could look at")
     run = analyze(bridge, [prompts[number] for number in chosen], ("attention_mass",))
     mass = 100 * run["attention_mass"]["mass"].sel(span=span)
-    table = (
-        xr.Dataset(
-            {
-                "failing": mass.isel(prompt=slice(len(failing))).mean("prompt"),
-                "passing": mass.isel(prompt=slice(len(failing), None)).mean("prompt"),
-            }
-        )
-        .drop_vars(["scheme", "span"], errors="ignore")
-        .to_dataframe()
-        .dropna()
-        .reset_index()
-    )
-    table = table[["layer", "head", "failing", "passing"]].assign(change=table["failing"] - table["passing"])
+    sides = {"failing": slice(len(failing)), "passing": slice(len(failing), None)}
+    means = {name: mass.isel(prompt=side).mean("prompt").reset_coords(drop=True) for name, side in sides.items()}
+    table = xr.Dataset(means).to_dataframe(["layer", "head"]).dropna().reset_index()
+    table["change"] = table["failing"] - table["passing"]
     table = table.sort_values("change", key=abs, ascending=False, ignore_index=True)
     kept = [prompts[number] for number in passing]
     for row in table.index[:most]:
@@ -90,12 +78,8 @@ def explain_cell(scores: xr.DataTree, depth: float, length: int, bridge: nn.Modu
         ablated = ablation_effects(bridge, pair, kept, controls=0).iloc[1]
         table.loc[row, ["effect", "standard_error"]] = ablated["effect"], ablated["standard_error"]
     table = table.sort_values("effect", key=abs, ascending=False, kind="stable", na_position="last", ignore_index=True)
-    table.attrs = {
-        "failing": len(failing),
-        "passing": len(passing),
-        "passing_cells": sorted({cells[number] for number in passing}),
-        "span": span,
-    }
+    passing_cells = sorted({cells[number] for number in passing})
+    table.attrs = {"failing": len(failing), "passing": len(passing), "passing_cells": passing_cells, "span": span}
     return table
 
 

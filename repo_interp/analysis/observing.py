@@ -29,7 +29,7 @@ from repo_interp.analysis.finite import Faults, fault_in, fault_of_outputs
 from repo_interp.analysis.request import Request
 from repo_interp.entry_points import MEASURES, called
 from repo_interp.errors import InputError
-from repo_interp.inputs import AttentionInputs, select_heads
+from repo_interp.inputs import AttentionInputs, Spans, select_heads
 from repo_interp.measures.labels import Arrays, parameter_attributes
 from repo_interp.measures.statistics import STATISTICS, Measure, Statistics, checked_statistics, merge, share
 from repo_interp.models.capture import decode, observing, predictions_of
@@ -121,25 +121,20 @@ def observe_batch(
 
     def receive(inputs: AttentionInputs) -> None:
         nonlocal observed
-        here = inputs.queries.device
-        whole = replace(inputs, tokens=batch.tokens.to(here))
+        whole = replace(inputs, tokens=batch.tokens.to(inputs.queries.device))
         common = _of_heads(whole, request.heads)
-        sound = [
-            measure
-            for measure in measures
-            if measure.name not in found.stopped
-            and measure.needs.heads is None
-            and not common.broken.keys() & set(measure.needs.tensors)
-        ]
-        share(sound, common.inputs, {name: mask.to(here) for name, mask in batch.spans.items()})
-        for measure in measures:
+        going_on = [measure for measure in measures if measure.name not in found.stopped]
+        sound = [each for each in going_on if each.needs.heads is None and common.fault(each) is None]
+        share(sound, common.inputs, common.on_device(batch.spans))
+        for measure in going_on:
             own = measure.needs.heads
-            if measure.name in found.stopped or (own is not None and inputs.layer not in own):
+            if own is not None and inputs.layer not in own:
                 continue
             of = common if own is None else _of_heads(whole, own[inputs.layer])
-            statistics, fault = _observe_layer(measure, of, batch)
-            if statistics is not None:
+            if (fault := of.fault(measure)) is None:
+                statistics = of.observed_by(measure, batch)
                 parts[measure.name].append(statistics)
+                fault = fault_in(statistics, measure, of.inputs)
             if fault is not None:
                 found.stop(measure.name, fault)
         observed += 1
@@ -207,33 +202,30 @@ class _Observed:
     heads: Sequence[int] | None
     broken: Mapping[str, str]
 
+    def fault(self, measure: Measure) -> str | None:
+        """What is wrong with the first tensor that `measure` reads and that is broken; None where none is."""
+        return next((self.broken[name] for name in measure.needs.tensors if name in self.broken), None)
+
+    def on_device(self, masks: Spans) -> Spans:
+        """`masks` where the inputs are."""
+        return {name: mask.to(self.inputs.queries.device) for name, mask in masks.items()}
+
+    def observed_by(self, measure: Measure, batch: Batch) -> Statistics:
+        """Statistics of a measure in this layer, with the numbers of its heads."""
+        named = {**batch.spans, **batch.structure} if measure.needs.segments else batch.spans
+        statistics = checked_statistics(measure.observe(self.inputs, self.on_device(named)), measure.name)
+        if self.heads is None:
+            return statistics
+        number = {"head": np.asarray(self.heads)}
+        parts = {
+            name: replace(part, labels={**part.labels, **number}) if "head" in part.labels else part
+            for name, part in statistics.arrays.items()
+        }
+        return Statistics(**parts)
+
 
 def _of_heads(whole: AttentionInputs, heads: Sequence[int] | None) -> _Observed:
     if heads is None:
         return _Observed(whole, None, whole.faults)
     inputs = select_heads(whole, heads)
     return _Observed(inputs, heads, whole.faults if inputs.faults else {})  # else of heads that nobody asked for
-
-
-def _observe_layer(measure: Measure, observed: _Observed, batch: Batch) -> tuple[Statistics | None, str | None]:
-    """Statistics of a measure in one layer, None where what it reads is broken; and what is wrong, None where nothing is."""
-    fault = next((observed.broken[name] for name in measure.needs.tensors if name in observed.broken), None)
-    if fault is not None:
-        return None, fault
-    named = {**batch.spans, **batch.structure} if measure.needs.segments else batch.spans
-    spans = {name: mask.to(observed.inputs.queries.device) for name, mask in named.items()}
-    statistics = checked_statistics(measure.observe(observed.inputs, spans), measure.name)
-    statistics = _with_head_numbers(statistics, observed.heads)
-    return statistics, fault_in(statistics, measure, observed.inputs)
-
-
-def _with_head_numbers(statistics: Statistics, heads: Sequence[int] | None) -> Statistics:
-    if heads is None:
-        return statistics
-    number = np.asarray(heads)
-    return Statistics(
-        **{
-            name: replace(part, labels={**part.labels, "head": number}) if "head" in part.labels else part
-            for name, part in statistics.arrays.items()
-        }
-    )

@@ -29,7 +29,7 @@ from repo_interp.inputs import AttentionInputs, select_heads
 from repo_interp.measures.kernels.axis_fit import AdditivePairs, additive_pairs, fit_axes, fit_correlation
 from repo_interp.measures.kernels.logit_sums import logit_sums
 from repo_interp.measures.kernels.solvers import Axes
-from repo_interp.measures.labels import described
+from repo_interp.measures.labels import described, described_group
 from repo_interp.measures.three_axis import ThreeAxis
 from repo_interp.models.bridge import tokenizer_of
 from repo_interp.models.capture import capture
@@ -39,6 +39,18 @@ from repo_interp.values import CountOrNone, checked
 
 MOST_TOKENS = 512
 """Tokens of a prompt whose pattern is made."""
+_TEXTS = {
+    "logit": ("logit of the query and the key", "logits"),
+    "pair": ("part of each rotary pair", "logits"),
+    "pair_at_equal_positions": ("the same pair if both tokens had one position", "logits"),
+    "frequency": ("frequency of each pair", "rad/position"),
+    "angle": ("angle between query and key that their positions make", "rad"),
+    "soft_cap": ("what the soft cap changes", "logits"),
+    "bias": ("what the scheme adds", "logits"),
+    "rounding": ("logit minus the sum of its parts", "logits"),
+    "attention": ("attention of the query to the key", "1"),
+    "fit": ("parts by the three-axis fit of all logits of the head", "logits"),
+}
 
 
 @torch.no_grad()
@@ -95,30 +107,23 @@ def explain_logit(bridge: nn.Module, prompt: Prompts, layer: int, head: int, que
     bias = 0.0 if inputs.position_logits is None else float(inputs.position_logits(rows)[0, 0, 0, key])
     fitted, correlation = _fitted(inputs, query, key)
     fitted["remainder"] = logit - sum(fitted.values())
-    of_pair = {"component": np.arange(len(still))}
-    variables = {
-        "logit": (logit, "logit of the query and the key", "logits"),
-        "pair": (turned, "part of each rotary pair", "logits"),
-        "pair_at_equal_positions": (still, "the same pair if both tokens had one position", "logits"),
-        "frequency": (frequencies, "frequency of each pair", "rad/position"),
-        "angle": (angles, "angle between query and key that their positions make", "rad"),
-        "soft_cap": (soft_cap, "what the soft cap changes", "logits"),
-        "bias": (bias, "what the scheme adds", "logits"),
-        "rounding": (logit - total - soft_cap - bias, "logit minus the sum of its parts", "logits"),
-        "attention": (float(inputs.pattern(rows)[0, 0, 0, key]), "attention of the query to the key", "1"),
-        "fit": (list(fitted.values()), "parts by the three-axis fit of all logits of the head", "logits"),
+    pair, alone = ("component",), ()
+    values: dict[str, tuple[tuple[str, ...], Any]] = {
+        "logit": (alone, logit),
+        "pair": (pair, turned.cpu().numpy()),
+        "pair_at_equal_positions": (pair, still.cpu().numpy()),
+        "frequency": (pair, frequencies.cpu().numpy()),
+        "angle": (pair, angles.cpu().numpy()),
+        "soft_cap": (alone, soft_cap),
+        "bias": (alone, bias),
+        "rounding": (alone, logit - total - soft_cap - bias),
+        "attention": (alone, float(inputs.pattern(rows)[0, 0, 0, key])),
+        "fit": (("part",), list(fitted.values())),
     }
-    dims = {"fit": ("part",)} | dict.fromkeys(("pair", "pair_at_equal_positions", "frequency", "angle"), ("component",))
-    coords = {**of_pair, "part": list(fitted)}
     text = labels.pop("text")
-    parts = {
-        name: described(
-            xr.DataArray(values.cpu().numpy() if isinstance(values, Tensor) else values, dims=dims.get(name, ())), *words
-        )
-        for name, (values, *words) in variables.items()
-    }
     named = {"query": query, "key": key, "query_text": text[query], "key_text": text[key], "fit_r": correlation}
-    return xr.Dataset(parts, coords, labels | named)
+    parts = described_group(values, _TEXTS, {"component": np.arange(len(still)), "part": list(fitted)})
+    return parts.assign_attrs(labels | named)
 
 
 def _captured(

@@ -124,11 +124,11 @@ class Results:
             self._claim.release()
 
 
-def stage(directory: Path, data_file: str = RUN) -> Literal["nothing", "begun", "measured", "finished"]:
+def stage(directory: Path) -> Literal["nothing", "begun", "measured", "finished"]:
     """How far the work on the results in `directory` has come: `measured` lacks the page and the figures, which come last."""
     if (directory / _STORE).is_dir():
         return "begun"
-    if not (directory / data_file).is_file():
+    if not (directory / RUN).is_file():
         return "nothing"
     return "finished" if (directory / _PAGE).is_file() else "measured"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -69,20 +69,8 @@ class Execution:
         return self.batch_size if isinstance(self.batch_size, int) else 1
 
 
-@dataclass(frozen=True, init=False)
 class Request:
     """What is measured of which model, on which prompts: all fits together."""
-
-    bridge: nn.Module
-    prompts: list[Prompt]
-    measures: list[Measure]
-    layers: list[int]
-    heads: list[int] | None
-    """None: all."""
-    experiments: list[Plan]
-    task: Task | None
-    """What experiments score the prompts by."""
-    execution: Execution
 
     def __init__(
         self,
@@ -100,34 +88,35 @@ class Request:
         Raises InputError where prompts, layers or heads do not fit the model, the measures or the experiments, and where an intervention
         is under way whose attention the measures cannot see.
         """
-        bridge = observable(bridge)
-        model = next(attentions(bridge)).config
+        self.bridge, self.execution = observable(bridge), execution
+        config, tokenizer = next(attentions(self.bridge)).config, tokenizer_of(self.bridge)
         if prompts is None:
-            given, trained = default_prompts(bridge)
+            self.prompts, trained = default_prompts(self.bridge)
             task = trained if task is None else task
         else:
-            given = as_prompts(prompts, bridge)
+            self.prompts = as_prompts(prompts, self.bridge)
         if task is not None and not isinstance(task, Task):
             raise InputError(f"task is {one_line(repr(task), 80)}; wanted a task, as ri.tasks.make_task returns it")
+        self.task = task
+        """What experiments score the prompts by."""
         if experiments is None:
-            experiments = default_experiments(bridge, given, task) if measures is None and layers is None else ()
-        named = measures_named(default_measures(given, layout(bridge), layers) if measures is None else measures)
-        chosen = [of_training_length(as_measure(measure), length_trained(bridge)) for measure in named]
-        attending = [attention.layer_idx for attention in attentions(bridge)]
-        observed = attending if layers is None else _within(layers, len(layout(bridge)), "layer")
-        attentions_of(bridge, observed)  # refuses a layer without attention
-        of_heads = None if heads is None else _within(heads, model.num_attention_heads, "head")
-        for measure in chosen:
+            experiments = default_experiments(self.bridge, self.prompts, task) if measures is None and layers is None else ()
+        schemes, length = layout(self.bridge), length_trained(self.bridge)
+        named = measures_named(default_measures(self.prompts, schemes, layers) if measures is None else measures)
+        self.measures = [of_training_length(as_measure(measure), length) for measure in named]
+        attending = [attention.layer_idx for attention in attentions(self.bridge)]
+        self.layers = attending if layers is None else _within(layers, len(schemes), "layer")
+        attentions_of(self.bridge, self.layers)  # refuses a layer without attention
+        self.heads = None if heads is None else _within(heads, config.num_attention_heads, "head")
+        """None: all."""
+        for measure in self.measures:
             require_declared(measure)
-            _require_chosen(measure, observed, model.num_attention_heads)
-        _require_seen(bridge, chosen)
-        _require_prompts(given, chosen, int(model.vocab_size))
-        plans = planned(bridge, given, experiments, task)
-        structure_for(given[:1], chosen, tokenizer_of(bridge))  # refuses kinds of segments that are not known
-        values = (bridge, given, chosen, observed, of_heads, plans, task, execution)
-        for name, value in zip(_FIELDS, values, strict=True):
-            object.__setattr__(self, name, value)
-        require_named_tokens(bridge, len(given), [*(self.lengths if chosen else ()), *self.passes])
+            _require_chosen(measure, self.layers, config.num_attention_heads)
+        _require_seen(self.bridge, self.measures)
+        _require_prompts(self.prompts, self.measures, int(config.vocab_size))
+        self.experiments = planned(self.bridge, self.prompts, experiments, task)
+        structure_for(self.prompts[:1], self.measures, tokenizer)  # refuses kinds of segments that are not known
+        require_named_tokens(self.bridge, len(self.prompts), [*(self.lengths if self.measures else ()), *self.passes])
 
     @cached_property
     def structure(self) -> list[dict[str, tuple[int, ...]]] | None:
@@ -153,9 +142,6 @@ class Request:
     def size(self) -> SideBySide:
         """What goes through the model together."""
         return batch_limit(self.bridge, self.execution.batch_size)
-
-
-_FIELDS = tuple(field.name for field in fields(Request))
 
 
 def default_measures(

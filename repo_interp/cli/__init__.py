@@ -13,14 +13,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache, partial
 from typing import Any, NoReturn
 
 from repo_interp import __version__, processes
 from repo_interp.entry_points import COMMANDS, failure_of, find, names
-from repo_interp.errors import InputError, Note, one_line
+from repo_interp.errors import InputError, Note, one_line, shown_as
 from repo_interp.failures import is_out_of_memory
 
 LABORATORY = ("figures", "train", "train-steps", "zoo")
@@ -51,10 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _run(parsed) if processes.is_first() else 0
         with processes.together(given, lambda line: _write(f"{command} {line}")):
             return _run(parsed)
-    except (
-        InputError,
-        processes.Deserted,
-    ) as error:  # before the work began: no process knows whether another is there to say it
+    except (InputError, processes.Deserted) as error:
+        # Before the work began: no process knows whether another is there to say it.
         deserted = isinstance(error, processes.Deserted)
         _write(f"{command}: {'interrupted: ' if deserted else ''}{error}")
         return 130 if deserted else 2
@@ -63,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(parsed: argparse.Namespace) -> int:
     command = f"repo-interp {parsed.command}"
     try:
-        with _notes_as_lines(command), _losing_output() as output:
+        with shown_as(Note, cache(partial(_said, command, code=0))), _losing_output() as output:
             code = _module(parsed.command).run(parsed)
             output.flush()
         if output.failure is not None:
@@ -90,24 +88,6 @@ def _run(parsed: argparse.Namespace) -> int:
         if not is_out_of_memory(error) and (line := failure_of(error)) is None:
             raise
         return _said(command, line, 2)
-
-
-@contextmanager
-def _notes_as_lines(command: str) -> Iterator[None]:
-    """While it lasts, every Note is a line on standard error, once."""
-    said = set[str]()
-
-    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-        if not issubclass(category, Note):
-            others(message, category, *place, **more)
-        elif str(message) not in said:
-            said.add(str(message))
-            _said(command, str(message), 0)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", Note)
-        others, warnings.showwarning = warnings.showwarning, show
-        yield
 
 
 class _Output:

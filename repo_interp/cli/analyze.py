@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from repo_interp import processes
@@ -131,7 +130,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.progress import steps
 
     console, name = Console(), arguments.checkpoint or DEFAULT
-    command = Command.of(arguments, name, "analysis")
+    command = Command(arguments, name, "analysis")
     if (code := command.resumed(console)) is not None:
         return code
     with steps(console) as step:
@@ -220,7 +219,7 @@ def _measured(request: Request, results: Results, step: Step, asked: str) -> xr.
         run.attrs[ASKED] = asked
         results.write(run)
 
-    execution = Execution(
+    request.execution = Execution(
         request.execution.batch_size,
         results.store,
         KEEP_EVERY,
@@ -231,7 +230,7 @@ def _measured(request: Request, results: Results, step: Step, asked: str) -> xr.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RoundedPositions)  # the notes have it
         try:
-            return carried_out(replace(request, execution=execution))
+            return carried_out(request)
         except (KeyboardInterrupt, Unfinished) as interruption:
             kept = "finished batches are kept; the same command goes on from there" if results.has_batches else ""
             raise type(interruption)("; ".join(filter(None, (str(interruption), kept)))) from None

@@ -116,13 +116,12 @@ def _explored(arguments: argparse.Namespace) -> Any:
 
 def _own_prompts(bridge: Any, path: str) -> list[Any]:
     """Prompts of the task that the checkpoint was trained on; else one text of the standard library."""
+    from repo_interp.analysis.defaults import default_prompts
     from repo_interp.analysis.trained_task import trained_task
     from repo_interp.models.provenance import length_trained
     from repo_interp.tasks import Prompt
-    from repo_interp.tasks.short_text import TOKENS, short_text
+    from repo_interp.tasks.short_text import TOKENS
 
-    task = trained_task(path)
-    if task is not None:
-        return task.prompts(PROMPTS)
-    length = min(TOKENS, length_trained(bridge))
-    return [Prompt(tuple(range(length)))] if bridge.tokenizer is None else [short_text(bridge.tokenizer, length)]
+    if bridge.tokenizer is None and trained_task(path) is None:
+        return [Prompt(tuple(range(min(TOKENS, length_trained(bridge)))))]
+    return default_prompts(bridge, PROMPTS)[0]

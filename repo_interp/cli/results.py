@@ -8,17 +8,15 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from repo_interp import processes
 from repo_interp.cli.checkpoint import find
-from repo_interp.errors import InputError, Taken
+from repo_interp.errors import InputError, Taken, shown_as
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -50,30 +48,20 @@ _SPELT = {"parameters": "set", "task_options": "set"}
 _REMEDY = "give --resume with the command that it was begun with, another --out, or --overwrite"
 
 
-@dataclass(frozen=True)
 class Command:
     """What a command does with --out, and what it is asked."""
 
-    checkpoint: str
-    out: str | None
-    resume: bool
-    overwrite: bool
-    asked: str
-    """Every option that decides a number, as JSON, files by their content: the same question from another folder is the same."""
-    makes: Literal["analysis", "scores"]
-    formats: Sequence[str]
-    """Of its figures."""
-
-    @classmethod
-    def of(cls, arguments: argparse.Namespace, checkpoint: str, makes: Literal["analysis", "scores"]) -> Command:
+    def __init__(self, arguments: argparse.Namespace, checkpoint: str, makes: Literal["analysis", "scores"]) -> None:
         """That of `arguments`. Raises InputError for a `--resume` without `--out`, or beside `--overwrite`."""
         if arguments.resume and arguments.overwrite:
             raise InputError("--resume goes on and --overwrite begins anew; give one of them")
         if arguments.resume and arguments.out is None:
             raise InputError("--resume needs to know what; give --out DIR")
-        decisive = {name: value for name, value in vars(arguments).items() if name not in _UNDECIDING}
-        asked = json.dumps({name: _without_paths(value) for name, value in decisive.items()}, sort_keys=True)
-        return cls(checkpoint, arguments.out, arguments.resume, arguments.overwrite, asked, makes, arguments.formats)
+        self.checkpoint, self.makes, self.formats = checkpoint, makes, arguments.formats
+        self.out, self.resume, self.overwrite = arguments.out, arguments.resume, arguments.overwrite
+        decisive = {name: _without_paths(value) for name, value in vars(arguments).items() if name not in _UNDECIDING}
+        self.asked = json.dumps(decisive, sort_keys=True)
+        """Every option that decides a number, as JSON, files by their content: the same question from another folder is the same."""
 
     @property
     def replaces(self) -> bool:
@@ -140,16 +128,10 @@ class Command:
         """
         from repo_interp.store import OtherQuestion
 
-        def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-            if issubclass(category, OtherQuestion):
-                said = f"{message}: thrown away, all is measured from the beginning"
-                console.print(said, style="yellow", highlight=False)
-            else:
-                others(message, category, *place, **more)
+        def show(kept: str) -> None:
+            console.print(f"{kept}: thrown away, all is measured from the beginning", style="yellow", highlight=False)
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("error" if self.resume else "always", OtherQuestion)
-            others, warnings.showwarning = warnings.showwarning, show
+        with shown_as(OtherQuestion, show, "error" if self.resume else "always"):
             try:
                 yield
             except OtherQuestion as kept:

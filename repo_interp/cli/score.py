@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     console = Console()
     _require_fitting_options(arguments)
-    command = Command.of(arguments, arguments.checkpoint, "scores")
+    command = Command(arguments, arguments.checkpoint, "scores")
     if (code := command.resumed(console)) is not None:
         return code
     path = find(arguments.checkpoint)

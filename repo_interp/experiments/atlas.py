@@ -11,23 +11,23 @@ nothing about how scores are computed and what names mean.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 import xarray as xr
-from jaxtyping import Float
 from transformers import PretrainedConfig, PreTrainedModel
 
 from repo_interp.errors import InputError
 from repo_interp.experiments.experiment import Experiment, Plan, Progress, with_attention
 from repo_interp.experiments.head_names import RULES, joined, name_heads, null_of
 from repo_interp.experiments.head_scores import SCORES, head_scores, repeated_tokens
+from repo_interp.measures.labels import described_group
 from repo_interp.models.load import fresh_twin
 from repo_interp.models.reposition import attentions, layout, longest_prompt
-from repo_interp.store import NOT_KEPT, Store
+from repo_interp.store import Store
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.task import Scoring
 from repo_interp.values import Count, CountOrNone, Seed, Share
@@ -37,22 +37,12 @@ HALF = 128
 SHORTEST_HALF = 2
 MANY, FEW, SMALL = 10, 3, 30_000_000
 """Twins of a model of up to `SMALL` parameters, and of a larger one."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What is measured of a model and its random-weight controls."""
-
-    prompts: Sequence[Prompt]
-    sequences: int
-    """Of repeated random tokens."""
-    half: int
-    """Tokens that each repeats."""
-    rows: int
-    top: int
-    twins: int
-    quantile: float
-    seed: int
+_NAMES = {
+    "name": ("what the head is called, by rules", "1"),
+    "named": ("whether a head has the name", "1"),
+    "null": ("largest score of a head of a twin with random weights", "1"),
+    "threshold": ("score above which a head has the name", "1"),
+}
 
 
 def default_twins(model: PreTrainedModel) -> int:
@@ -70,81 +60,6 @@ def first_token(prompts: Sequence[Prompt]) -> int | None:
     """The token that all prompts begin with; None where they differ, or where it is only one prompt's."""
     begins = {prompt.tokens[0] for prompt in prompts}
     return begins.pop() if len(begins) == 1 and len(prompts) > 1 else None
-
-
-def atlas(
-    model: PreTrainedModel,
-    asked: Asked,
-    progress: Callable[[int, int], None] | None = None,
-    store: Store = NOT_KEPT,
-) -> xr.Dataset:
-    """The group `atlas` of a run: every score over [layer, head] as `head_scores.SCORES` describes it, `name`, and
-
-    `named [label, layer, head]`, `null [label, twin]`, `threshold [label]`, NaN for names whose rule no head of this run can meet.
-    `progress` is called with models measured and in all; `store` keeps each of them for when it is called again.
-    """
-    schemes, config = layout(model), model.config
-    tokens = repeated_tokens(
-        asked.sequences, asked.half, config.vocab_size, _special(config), first_token(asked.prompts), asked.seed
-    )
-
-    def measured(one: PreTrainedModel) -> dict[str, np.ndarray]:
-        return head_scores(one, asked.prompts, tokens, asked.rows, asked.top)
-
-    def of_twin(seed: int) -> dict[str, float]:
-        scores = measured(fresh_twin(model, seed))
-        return {rule.name: rule.largest(scores, schemes) for rule in RULES}
-
-    points: dict[str, Callable[[], dict[str, Any]]] = {
-        "model": lambda: {name: values.tolist() for name, values in measured(model).items()}
-    }
-    points |= {f"twin-{twin}": partial(of_twin, asked.seed + twin) for twin in range(asked.twins)}
-    computed = store.get_or_compute(points, progress)
-    scores = {name: np.array(values, dtype=np.float64) for name, values in computed.pop("model").items()}
-    nulls = np.full((len(RULES), asked.twins), np.nan)
-    for twin, largest in enumerate(computed.values()):
-        nulls[:, twin] = [largest[rule.name] for rule in RULES]
-    attributes = {"twins": asked.twins, "repeated_tokens": asked.half, "prompts": len(asked.prompts)}
-    attributes["kv_heads"] = next(attentions(model)).kv_heads
-    return with_attention(_labelled(scores, nulls, schemes, asked), model).assign_attrs(attributes)
-
-
-def _labelled(
-    scores: Mapping[str, Float[np.ndarray, "layer head"]],
-    nulls: Float[np.ndarray, "label twin"],
-    schemes: Sequence[str],
-    asked: Asked,
-) -> xr.Dataset:
-    """Scores, names and the largest scores of controls, with axes, units and long names."""
-    limits = {rule.name: null_of(of_rule, asked.quantile) for rule, of_rule in zip(RULES, nulls, strict=True)}
-    named = name_heads(scores, schemes, limits)
-    thresholds = [
-        np.fmax(rule.at_least, limits[rule.name]) if np.isfinite(rule.largest(scores, schemes)) else np.nan for rule in RULES
-    ]
-    variables = {
-        name: (("layer", "head"), values, {"long_name": SCORES[name][0], "units": SCORES[name][1]})
-        for name, values in scores.items()
-    }
-    variables |= {
-        "name": (("layer", "head"), joined(named), {"long_name": "what the head is called, by rules", "units": "1"}),
-        "named": (
-            ("label", "layer", "head"),
-            np.stack(list(named.values())).astype(np.int8),
-            {"long_name": "whether a head has the name", "units": "1"},
-        ),
-        "null": (("label", "twin"), nulls, {"long_name": "largest score of a head of a twin with random weights", "units": "1"}),
-        "threshold": (("label",), np.array(thresholds), {"long_name": "score above which a head has the name", "units": "1"}),
-    }
-    shape = next(iter(scores.values())).shape
-    coordinates = {
-        "layer": np.arange(shape[0]),
-        "head": np.arange(shape[1]),
-        "scheme": ("layer", list(schemes)),
-        "label": [rule.name for rule in RULES],
-        "rule": ("label", [rule.words for rule in RULES]),
-        "twin": np.arange(asked.seed, asked.seed + asked.twins),
-    }
-    return xr.Dataset(variables, coordinates)
 
 
 def _special(config: PretrainedConfig) -> list[int]:
@@ -179,10 +94,56 @@ class Atlas(Experiment):
         if half < SHORTEST_HALF:
             raise InputError(f"atlas repeats random tokens, which a training length of {training_length} tokens has no room for")
         chosen = list(prompts[: self.prompts])
-        asked = Asked(chosen, self.sequences, half, self.rows, self.top, twins, self.quantile, self.seed)
         lengths = (*(len(prompt.tokens) for prompt in chosen), *[1 + 2 * half] * self.sequences)
 
         def run(batch_size: int, store: Store, progress: Progress | None) -> dict[str, xr.Dataset]:
-            return {self.name: atlas(model, asked, progress, store)}
+            return {self.name: self._measured(model, chosen, half, twins, progress, store)}
 
         return Plan(self, lengths * (1 + twins), run)
+
+    def _measured(
+        self, model: PreTrainedModel, prompts: Sequence[Prompt], half: int, twins: int, progress: Progress | None, store: Store
+    ) -> xr.Dataset:
+        """The group `atlas` of a run: every score over [layer, head] as `head_scores.SCORES` describes it, `name`, and
+
+        `named [label, layer, head]`, `null [label, twin]`, `threshold [label]`, NaN for names whose rule no head of this run can meet.
+        """
+        schemes, config = layout(model), model.config
+        tokens = repeated_tokens(self.sequences, half, config.vocab_size, _special(config), first_token(prompts), self.seed)
+
+        def measured(one: PreTrainedModel) -> dict[str, np.ndarray]:
+            return head_scores(one, prompts, tokens, self.rows, self.top)
+
+        def of_twin(seed: int) -> dict[str, float]:
+            scores = measured(fresh_twin(model, seed))
+            return {rule.name: rule.largest(scores, schemes) for rule in RULES}
+
+        points: dict[str, Callable[[], dict[str, Any]]] = {
+            "model": lambda: {name: values.tolist() for name, values in measured(model).items()}
+        }
+        points |= {f"twin-{twin}": partial(of_twin, self.seed + twin) for twin in range(twins)}
+        computed = store.get_or_compute(points, progress)
+        scores = {name: np.array(values, dtype=np.float64) for name, values in computed.pop("model").items()}
+        nulls = np.array([[largest[rule.name] for largest in computed.values()] for rule in RULES], dtype=np.float64)
+        limits = {rule.name: null_of(of_rule, self.quantile) for rule, of_rule in zip(RULES, nulls, strict=True)}
+        named = name_heads(scores, schemes, limits)
+        thresholds = [
+            np.fmax(rule.at_least, limits[rule.name]) if np.isfinite(rule.largest(scores, schemes)) else np.nan for rule in RULES
+        ]
+        of_head = ("layer", "head")
+        values = {name: (of_head, each) for name, each in scores.items()} | {
+            "name": (of_head, joined(named)),
+            "named": (("label", *of_head), np.stack(list(named.values())).astype(np.int8)),
+            "null": (("label", "twin"), nulls),
+            "threshold": (("label",), np.array(thresholds)),
+        }
+        coordinates = {axis: np.arange(size) for axis, size in zip(of_head, next(iter(scores.values())).shape, strict=True)} | {
+            "scheme": ("layer", list(schemes)),
+            "label": [rule.name for rule in RULES],
+            "rule": ("label", [rule.words for rule in RULES]),
+            "twin": np.arange(self.seed, self.seed + twins),
+        }
+        group = with_attention(described_group(values, {**SCORES, **_NAMES}, coordinates), model)
+        return group.assign_attrs(
+            twins=twins, repeated_tokens=half, prompts=len(prompts), kv_heads=next(attentions(model)).kv_heads
+        )

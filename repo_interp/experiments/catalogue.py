@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import nn
 
-from repo_interp.entry_points import EXPERIMENTS, called, made, names
+from repo_interp.entry_points import EXPERIMENTS, called, named, names
 from repo_interp.errors import InputError, one_line
 from repo_interp.experiments.experiment import Experiment, Plan
 from repo_interp.experiments.prompt_sets import scoring_of
@@ -27,14 +27,8 @@ def experiment_names() -> tuple[str, ...]:
 
 def experiment_named(name: str) -> Experiment:
     """The experiment `name` with its default parameters. Raises InputError naming those there are."""
-    experiment = made(EXPERIMENTS, name)
-    if experiment is None:
-        raise InputError(f"there is no experiment {name!r}; there are {', '.join(experiment_names())}")
-    if not isinstance(experiment, Experiment) or experiment.name != name:
-        raise InputError(
-            f"{called(EXPERIMENTS, name)} is a {type(experiment).__name__}; wanted a repo_interp.experiments.Experiment of that name"
-        )
-    return experiment
+    wanted = "a repo_interp.experiments.Experiment of that name"
+    return named(EXPERIMENTS, name, lambda made: isinstance(made, Experiment), wanted)
 
 
 def planned(
@@ -72,5 +66,5 @@ def planned(
             )
         return plan
 
-    named = (experiment_named(each) if isinstance(each, str) else each for each in given)
-    return [each if isinstance(each, Plan) else plan_of(each) for each in named]
+    objects = (experiment_named(each) if isinstance(each, str) else each for each in given)
+    return [each if isinstance(each, Plan) else plan_of(each) for each in objects]

@@ -17,7 +17,7 @@ log-probability is flat where a model is sure. What is NaN was not measured, or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -33,6 +33,7 @@ from repo_interp.experiments.experiment import PATH_TOKENS, Experiment, Plan, Pr
 from repo_interp.experiments.position_changes import PositionChange, Strength, default_kinds, require_kinds
 from repo_interp.experiments.readings import READINGS, Heads, Measurement
 from repo_interp.interventions.replacing import heads_with_positions
+from repo_interp.measures.labels import described, described_group
 from repo_interp.models.reposition import attentions, layer_count, layout
 from repo_interp.run import with_schemes
 from repo_interp.store import NOT_KEPT, Store
@@ -44,87 +45,6 @@ ALL = 64
 """Heads up to which every one is measured exactly unless `top` says otherwise."""
 TOP = 16
 """Heads that are measured exactly, beside as many at random, where there are more."""
-
-
-def effects(
-    model: PreTrainedModel,
-    scoring: Scoring,
-    prompts: Sequence[Prompt],
-    kinds: Sequence[str],
-    strength: Strength | None = None,
-    top: int = 0,
-    set_size: int = 0,
-    draws: int = 8,
-    batch_size: int = 16,
-    progress: Callable[[int, int], None] | None = None,
-    store: Store = NOT_KEPT,
-) -> xr.Dataset:
-    """The group `effects` of a run: changes of log-probability, logit difference and score, per head, layer and set of heads.
-
-    `kinds` of `position_changes`, made by `strength`. `top`: heads measured exactly, with as many others (0: all up to `ALL`, else `TOP`).
-    `set_size`: heads of the most needed set and of each of its `draws` controls (0: as many as a layer has). `store` keeps finished
-    points for when it is called again. Raises InputError for kinds, prompts and numbers that cannot be measured.
-    """
-    strength = Strength() if strength is None else strength
-    require_effects(model, scoring, prompts, kinds, strength, top, set_size, draws)
-    heads = heads_with_positions(model)
-    layers = sorted({layer for layer, _ in heads})
-    measurement = Measurement(model, scoring, prompts, strength, batch_size, store)
-    measurement.announce(1 + len(kinds) * (len(layers) + 1), progress)
-    clean, screened = measurement.screen(kinds)
-    jobs, confirmed = {}, {}
-    for kind in kinds:
-        confirmed[kind] = to_confirm(screened[kind], heads, top, strength.seed)
-        for layer in layers:
-            single = [[head] for head in confirmed[kind] if head[0] == layer]
-            jobs[kind, str(layer)] = [*single, [head for head in heads if head[0] == layer]]
-    found = measurement.read(jobs)
-    size = (layer_count(model), next(attentions(model)).heads)
-    shape = (len(kinds), *size, len(READINGS), len(prompts))
-    by_head, by_layer = np.full(shape, np.nan), np.full((*shape[:2], *shape[3:]), np.nan)
-    for (kind, layer), sets in jobs.items():
-        place, changes = kinds.index(kind), found[kind, layer] - clean
-        by_layer[place, int(layer)] = changes[-1]
-        for ((_, head),), change in zip(sets[:-1], changes[:-1], strict=True):
-            by_head[place, int(layer), head] = change
-    chosen = {
-        kind: sets_of_heads(by_head[place, :, :, 0].mean(-1), heads, set_size or size[1], draws, strength.seed)
-        for place, kind in enumerate(kinds)
-    }
-    found = measurement.read({(kind, "sets"): sets for kind, sets in chosen.items()})
-    by_set = np.full((len(kinds), 1 + draws, len(READINGS), len(prompts)), np.nan)
-    in_set = np.zeros((len(kinds), *size), dtype=np.int8)
-    for place, kind in enumerate(kinds):
-        by_set[place, : len(chosen[kind])] = found[kind, "sets"] - clean
-        in_set[place][tuple(np.transpose(chosen[kind][0]))] = 1
-    estimates = np.stack([screened[kind] for kind in kinds])
-    group = _labelled(scoring, kinds, clean, by_head, by_layer, by_set, in_set, estimates)
-    group = group.assign_attrs(task=scoring.name, prompts=len(prompts), set_heads=len(chosen[kinds[0]][0]))
-    return with_schemes(with_attention(group, model), layout(model))
-
-
-def require_effects(
-    model: PreTrainedModel,
-    scoring: Scoring,
-    prompts: Sequence[Prompt],
-    kinds: Sequence[str],
-    strength: Strength,
-    top: int,
-    set_size: int,
-    draws: int,
-) -> None:
-    """Raise InputError for what cannot be measured on `model`."""
-    if not heads_with_positions(model):
-        schemes = dict.fromkeys(attention.scheme for attention in attentions(model))
-        raise InputError(
-            f"no layer of this model ({', '.join(schemes)}) rotates by positions, so none can be changed; leave effects out"
-        )
-    if not prompts or not kinds:
-        raise InputError("effects need prompts, and kinds of changes; give one of each at least")
-    if min(top, set_size) < 0 or draws < 1:
-        raise InputError(f"effects: top and set_size are 0 or more, draws at least 1; got {top}, {set_size}, {draws}")
-    require_targets("effects", scoring, prompts)
-    require_kinds(kinds, prompts, strength)
 
 
 def whole_passes(model: PreTrainedModel, kinds: int, top: int, draws: int) -> int:
@@ -167,94 +87,55 @@ def sets_of_heads(effect: Float[np.ndarray, "layer head"], heads: Heads, size: i
     return [known[:size], *([others[int(place)] for place in sorted(places)] for places in drawn)]
 
 
-def _labelled(
-    scoring: Scoring,
-    kinds: Sequence[str],
-    clean: Float[np.ndarray, "reading prompt"],
-    by_head: Float[np.ndarray, "kind layer head reading prompt"],
-    by_layer: Float[np.ndarray, "kind layer reading prompt"],
-    by_set: Float[np.ndarray, "kind draw reading prompt"],
-    in_set: np.ndarray,
-    estimates: Float[np.ndarray, "kind screening layer head prompt"],
-) -> xr.Dataset:
-    """Everything with its axes, units and long name; of `by_set` the first set is the most needed heads, the others are controls."""
-    screened = estimates.mean(-1)
-    variables = _changes(scoring, clean, by_head, by_layer, by_set) | _mean_changes(by_head, by_layer, by_set)
-    variables |= {
-        "in_set": (
-            ("kind", "layer", "head"),
-            in_set,
-            {"long_name": "1 for the most needed heads, which are changed together", "units": "1"},
-        ),
-        "screened_effect": (
-            ("kind", "screening", "layer", "head"),
-            screened,
-            {"long_name": "change of the logit difference as one backward pass estimates it", "units": "logit"},
-        ),
-        "rank_correlation": (
-            ("kind", "screening"),
-            _rank_correlations(screened, by_head[..., 1, :].mean(-1)),
-            {"long_name": "rank correlation of estimated and exact changes of the logit difference over heads", "units": "1"},
-        ),
-    }
-    axes = {
-        "kind": list(kinds),
-        "screening": list(SCREENINGS),
-        "layer": np.arange(by_head.shape[1]),
-        "head": np.arange(by_head.shape[2]),
-    }
-    group = xr.Dataset(variables, coords=axes | {"prompt": np.arange(clean.shape[1])})
-    return group.assign_attrs(metric=scoring.metric, higher_is_better=str(scoring.higher_is_better))
+_CHANGED = {
+    "": "positions of one head changed",
+    "layer_": "positions of all heads of a layer changed",
+    "set_": "positions of the most needed heads changed together",
+    "control_": "positions of as many other heads, drawn at random, changed together",
+}
+"""Beginnings of the names of changes, and what was changed."""
+_MEAN = "mean change of the log-probability of the answer"
+_MEANS = {
+    "effect": (_MEAN, "nat"),
+    "effect_spread": ("standard deviation of the change over prompts", "nat"),
+    "layer_effect": (f"{_MEAN}, all heads of a layer", "nat"),
+    "interaction": ("effect of a layer less the sum of its heads'", "nat"),
+    "set_effect": (f"{_MEAN}, the most needed heads together", "nat"),
+    "control_effect": (f"{_MEAN}, as many other heads together", "nat"),
+    "in_set": ("1 for the most needed heads, which are changed together", "1"),
+    "screened_effect": ("change of the logit difference as one backward pass estimates it", "logit"),
+    "rank_correlation": ("rank correlation of estimated and exact changes of the logit difference over heads", "1"),
+}
 
 
-def _changes(
-    scoring: Scoring,
-    clean: Float[np.ndarray, "reading prompt"],
-    by_head: Float[np.ndarray, "kind layer head reading prompt"],
-    by_layer: Float[np.ndarray, "kind layer reading prompt"],
-    by_set: Float[np.ndarray, "kind draw reading prompt"],
-) -> dict[str, tuple]:
-    """What is read of every prompt undisturbed, and how it changes, by name."""
-    variables: dict[str, tuple] = {}
+def _changes(scoring: Scoring, clean: xr.DataArray, changed: xr.Dataset) -> xr.Dataset:
+    """What is read of every prompt undisturbed, `clean` [reading, prompt], and how it changes, by the names of `_CHANGED`."""
     texts = {
         "log_probability": ("log-probability of the answer, mean over its tokens", "nat"),
         "logit_difference": ("logit of the answer less that of the strongest other candidate", "logit"),
         "score": (scoring.metric, scoring.units),
     }
-    for place, (name, (text, units)) in enumerate(texts.items()):
-
-        def put(
-            prefix: str, axes: tuple[str, ...], values: np.ndarray, whose: str, place=place, name=name, text=text, units=units
-        ):
-            attributes = {"long_name": f"change of the {text}, {whose}", "units": units}
-            variables[f"{prefix}{name}_change"] = ((*axes, "prompt"), values[..., place, :], attributes)
-
-        variables[f"clean_{name}"] = (("prompt",), clean[place], {"long_name": f"{text}, undisturbed", "units": units})
-        put("", ("kind", "layer", "head"), by_head, "positions of one head changed")
-        put("layer_", ("kind", "layer"), by_layer, "positions of all heads of a layer changed")
-        put("set_", ("kind",), by_set[:, 0], "positions of the most needed heads changed together")
-        put("control_", ("kind", "draw"), by_set[:, 1:], "positions of as many other heads, drawn at random, changed together")
-    return variables
+    variables: dict[str, xr.DataArray] = {}
+    for name, (text, units) in texts.items():
+        variables[f"clean_{name}"] = described(clean.sel(reading=name, drop=True), f"{text}, undisturbed", units)
+        for prefix, whose in _CHANGED.items():
+            change = changed[prefix].sel(reading=name, drop=True)
+            variables[f"{prefix}{name}_change"] = described(change, f"change of the {text}, {whose}", units)
+    return xr.Dataset(variables)
 
 
-def _mean_changes(
-    by_head: Float[np.ndarray, "kind layer head reading prompt"],
-    by_layer: Float[np.ndarray, "kind layer reading prompt"],
-    by_set: Float[np.ndarray, "kind draw reading prompt"],
-) -> dict[str, tuple]:
+def _means(changed: xr.Dataset) -> dict[str, xr.DataArray]:
     """Changes of the log-probability of the answer over prompts, by name."""
-    heads, layers, nats = ("kind", "layer", "head"), ("kind", "layer"), {"units": "nat"}
-    effect, of_layer = by_head[..., 0, :].mean(-1), by_layer[..., 0, :].mean(-1)
-    spread = by_head[..., 0, :].std(-1, ddof=1) if by_head.shape[-1] > 1 else np.full_like(effect, np.nan)
-    of_set = by_set[..., 0, :].mean(-1)
-    change = "mean change of the log-probability of the answer"
+    nats = changed.sel(reading="log_probability", drop=True)
+    means = {name: nats[name].mean("prompt", skipna=False) for name in nats}
+    spread = nats[""].std("prompt", ddof=1, skipna=False) if nats.sizes["prompt"] > 1 else xr.full_like(means[""], np.nan)
     return {
-        "effect": (heads, effect, {"long_name": change, **nats}),
-        "effect_spread": (heads, spread, {"long_name": "standard deviation of the change over prompts", **nats}),
-        "layer_effect": (layers, of_layer, {"long_name": f"{change}, all heads of a layer", **nats}),
-        "interaction": (layers, of_layer - effect.sum(-1), {"long_name": "effect of a layer less the sum of its heads'", **nats}),
-        "set_effect": (("kind",), of_set[:, 0], {"long_name": f"{change}, the most needed heads together", **nats}),
-        "control_effect": (("kind", "draw"), of_set[:, 1:], {"long_name": f"{change}, as many other heads together", **nats}),
+        "effect": means[""],
+        "effect_spread": spread,
+        "layer_effect": means["layer_"],
+        "interaction": means["layer_"] - means[""].sum("head", skipna=False),
+        "set_effect": means["set_"],
+        "control_effect": means["control_"],
     }
 
 
@@ -293,16 +174,97 @@ class Effects(Experiment):
     """Seed of permutations and controls."""
     name: ClassVar[str] = "effects"
 
+    @property
+    def strength(self) -> Strength:
+        """How strongly positions are changed."""
+        return Strength(self.scale, self.step, self.shift, self.span, self.seed)
+
     def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
-        """All kinds on `prompts`. Raises InputError for kinds, numbers, prompts and models that cannot be measured."""
-        kinds = tuple(dict.fromkeys(self.kinds or default_kinds(model)))
-        strength = Strength(self.scale, self.step, self.shift, self.span, self.seed)
-        require_effects(model, scoring, prompts, kinds, strength, self.top, self.set_size, self.draws)
+        """All kinds on `prompts`. Raises InputError for prompts and models that cannot be measured."""
+        kinds = self._kinds(model, scoring, prompts)
         lengths = tuple(len(prompt.tokens) for prompt in prompts)
 
         def run(batch_size: int, store: Store, progress: Progress | None) -> dict[str, xr.Dataset]:
             size = max(batch_size, PATH_TOKENS // max(lengths))
-            options = (kinds, strength, self.top, self.set_size, self.draws)
-            return {self.name: effects(model, scoring, prompts, *options, batch_size=size, progress=progress, store=store)}
+            return {self.name: self.measured(model, scoring, prompts, size, progress, store)}
 
         return Plan(self, lengths * whole_passes(model, len(kinds), self.top, self.draws), run)
+
+    def _kinds(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt]) -> tuple[str, ...]:
+        """The kinds of changes, each once. Raises InputError for what cannot be measured on `model`."""
+        if not heads_with_positions(model):
+            schemes = dict.fromkeys(attention.scheme for attention in attentions(model))
+            raise InputError(
+                f"no layer of this model ({', '.join(schemes)}) rotates by positions, so none can be changed; leave effects out"
+            )
+        kinds = tuple(dict.fromkeys(self.kinds or default_kinds(model)))
+        require_targets(self.name, scoring, prompts)
+        require_kinds(kinds, prompts, self.span)
+        return kinds
+
+    def measured(
+        self,
+        model: PreTrainedModel,
+        scoring: Scoring,
+        prompts: Sequence[Prompt],
+        batch_size: int = 16,
+        progress: Progress | None = None,
+        store: Store = NOT_KEPT,
+    ) -> xr.Dataset:
+        """The group `effects` of a run: changes of log-probability, logit difference and score, per head, layer and set of heads.
+
+        `store` keeps finished points for when it is called again. Raises InputError for prompts and models that cannot be measured.
+        """
+        kinds, seed, heads = self._kinds(model, scoring, prompts), self.seed, heads_with_positions(model)
+        layers = sorted({layer for layer, _ in heads})
+        points = 1 + len(kinds) * (len(layers) + 1)
+        measurement = Measurement(model, scoring, prompts, self.strength, batch_size, store, points, progress)
+        clean, screened = measurement.screen(kinds)
+        jobs = {}
+        for kind in kinds:
+            confirmed = to_confirm(screened[kind], heads, self.top, seed)
+            for layer in layers:
+                single = [[head] for head in confirmed if head[0] == layer]
+                jobs[kind, str(layer)] = [*single, [head for head in heads if head[0] == layer]]
+        found = measurement.read(jobs)
+        size = (layer_count(model), next(attentions(model)).heads)
+        shape = (len(kinds), *size, len(READINGS), len(prompts))
+        by_head, by_layer = np.full(shape, np.nan), np.full((*shape[:2], *shape[3:]), np.nan)
+        for (kind, layer), sets in jobs.items():
+            place, changes = kinds.index(kind), found[kind, layer] - clean
+            by_layer[place, int(layer)] = changes[-1]
+            for ((_, head),), change in zip(sets[:-1], changes[:-1], strict=True):
+                by_head[place, int(layer), head] = change
+        means = by_head[..., 0, :].mean(-1)
+        chosen = {
+            kind: sets_of_heads(mean, heads, self.set_size or size[1], self.draws, seed)
+            for kind, mean in zip(kinds, means, strict=True)
+        }
+        found = measurement.read({(kind, "sets"): sets for kind, sets in chosen.items()})
+        by_set = np.full((len(kinds), 1 + self.draws, len(READINGS), len(prompts)), np.nan)
+        in_set = np.zeros((len(kinds), *size), dtype=np.int8)
+        for place, kind in enumerate(kinds):
+            by_set[place, : len(chosen[kind])] = found[kind, "sets"] - clean
+            in_set[place][tuple(np.transpose(chosen[kind][0]))] = 1
+        estimates = np.stack([screened[kind] for kind in kinds]).mean(-1)
+        read, axes = ("reading", "prompt"), ("kind", "layer", "head")
+        coordinates = {"kind": list(kinds), "layer": np.arange(size[0]), "head": np.arange(size[1]), "reading": list(READINGS)}
+        coordinates |= {"prompt": np.arange(len(prompts))}
+        changed = xr.Dataset(
+            {
+                "": ((*axes, *read), by_head),
+                "layer_": ((*axes[:2], *read), by_layer),
+                "set_": (("kind", *read), by_set[:, 0]),
+                "control_": (("kind", "draw", *read), by_set[:, 1:]),
+            },
+            coordinates,
+        )
+        over_prompts = _means(changed) | {
+            "in_set": (axes, in_set),
+            "screened_effect": (("kind", "screening", *axes[1:]), estimates),
+            "rank_correlation": (("kind", "screening"), _rank_correlations(estimates, by_head[..., 1, :].mean(-1))),
+        }
+        of_prompts = _changes(scoring, xr.DataArray(clean, {"reading": list(READINGS)}, read), changed)
+        group = of_prompts.assign(described_group(over_prompts, _MEANS, {"screening": list(SCREENINGS)}))
+        group = group.assign_attrs(scoring.attributes | {"prompts": len(prompts), "set_heads": len(chosen[kinds[0]][0])})
+        return with_schemes(with_attention(group, model), layout(model))

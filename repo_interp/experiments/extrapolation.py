@@ -26,13 +26,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial, reduce
+from itertools import product
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 import xarray as xr
 from annotated_types import Interval
-from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -41,7 +41,8 @@ from repo_interp.experiments.experiment import Experiment, Plan, Progress, side_
 from repo_interp.experiments.gaussians import VectorSums, gaussian_divergence, principal_plane, vector_sums
 from repo_interp.experiments.prompt_sets import LEAST, prompts_by_length
 from repo_interp.experiments.responses import forced_responses
-from repo_interp.interventions.extension import GLOBAL_TOKENS, METHODS, Method, allowed_methods, extended
+from repo_interp.interventions.extension import GLOBAL_TOKENS, Method, allowed_methods, extended
+from repo_interp.measures.labels import described_group
 from repo_interp.models.capture import decode
 from repo_interp.models.outputs import attention_outputs, layer_tensors, outputs_over_windows
 from repo_interp.models.reposition import attentions, attentions_of, layout, longest_prompt
@@ -53,140 +54,67 @@ from repo_interp.values import Count, Seed, Tokens, TokensOrNone
 
 REFERENCE_POINTS = 2000
 """Reference outputs that are kept for drawing, evenly spaced; the plane is made from all."""
+_TRACES = {
+    "pca_reference": ("attention outputs at training lengths in their plane", "output units"),
+    "pca_trace": ("outputs of a query over sliding windows", "output units"),
+    "pca_share": ("share of the variance of outputs at training lengths", "1"),
+    "trace_outside": ("share of a trace beyond 99 % of outputs at training lengths", "1"),
+}
 
 
-def extrapolation(
-    model: PreTrainedModel,
-    scoring: Scoring,
-    prompts: Mapping[int, Sequence[Prompt]],
-    training_length: int,
-    methods: Sequence[str] = METHODS,
-    judged: int | None = None,
-    global_tokens: int = GLOBAL_TOKENS,
-    batch_size: int = 4,
-    progress: Callable[[int, int], None] | None = None,
-    store: Store = NOT_KEPT,
-) -> xr.Dataset:
-    """The group `extrapolation` of a run: `prompts` by length in tokens (see `prompt_sets`; the training length must be among them, with at
-    least 4 prompts). Variables `kl [method, length, layer]` in nats, `log_perplexity [method, length]` of the judged tokens in nats,
-    `task_score [method, length]` with `task_score_error` over prompts.
+@dataclass(frozen=True)
+class _Judged:
+    """The last `judged` tokens of prompts: attention outputs there, scores, and log perplexity."""
 
-    `judged`: how many tokens at the end of a prompt; None: a quarter of the training length. `store` keeps finished points for when it is
-    called again. Raises InputError for methods that the model cannot use.
-    """
-    judged = max(2, training_length // 4) if judged is None else judged
-    if training_length not in prompts or len(prompts[training_length]) < 4:
-        raise InputError(f"at least 4 prompts of the training length, {training_length} tokens, were wanted to compare with")
-    lengths = sorted(prompts)
-    layers = [attention.layer_idx for attention in attentions(model)]
-    reference = _reference(model, scoring, prompts[training_length][::2], judged, batch_size)
-    compared = partial(_compared, model, scoring, reference, judged, batch_size)
-    shape = (len(methods), len(lengths))
-    kl = np.full((*shape, len(layers)), np.nan)
-    values = {name: np.full(shape, np.nan) for name in ("log_perplexity", "task_score", "task_score_error")}
-    places = [(row, column) for row in range(len(methods)) for column in range(len(lengths))]
-    points = {}
-    for row, column in places:
-        length = lengths[column]
-        context = extended(model, methods[row], length, training_length, global_tokens)
-        points[f"{methods[row]}-{length}"] = partial(compared, prompts[length][1::2], context)
-    for (row, column), point in zip(places, store.get_or_compute(points, progress).values(), strict=True):
-        kl[row, column] = point["kl"]
-        for name, array in values.items():
-            array[row, column] = point[name]
-    group = _labelled(scoring, {"method": list(methods), "length": lengths, "layer": layers}, kl, values)
-    return with_schemes(group, layout(model)).assign_attrs(
-        training_length=training_length,
-        judged=judged,
-        global_tokens=global_tokens,
-        prompts=len(prompts[training_length]),
-        task=scoring.name,
-        metric=scoring.metric,
-        higher_is_better=str(scoring.higher_is_better),
-    )
+    model: PreTrainedModel
+    scoring: Scoring
+    judged: int
+    batch_size: int
 
+    def compared(
+        self, reference: Callable[[], dict[int, VectorSums]], prompts: Sequence[Prompt], context: AbstractContextManager[None]
+    ) -> dict[str, Any]:
+        """The numbers of one method and length."""
+        normal = reference()
+        fits, scores, log_perplexity = self.gaussians(prompts, context)
+        return {
+            "kl": [float(gaussian_divergence(fits[layer], normal[layer]).mean()) for layer in sorted(normal)],
+            "log_perplexity": log_perplexity,
+            "task_score": float(scores.mean()),
+            "task_score_error": float(scores.std(ddof=1) / np.sqrt(len(scores))),
+        }
 
-def _labelled(
-    scoring: Scoring,
-    coordinates: Mapping[str, Sequence[Any]],
-    kl: Float[np.ndarray, "method length layer"],
-    values: Mapping[str, Float[np.ndarray, "method length"]],
-) -> xr.Dataset:
-    """The numbers of every method and length with their axes, units and long names."""
-    texts = {
-        "log_perplexity": ("mean of -log p over the judged targets", "nat"),
-        "task_score": (f"{scoring.metric}, mean over prompts", scoring.units),
-        "task_score_error": (f"standard error of {scoring.metric} over prompts", scoring.units),
-    }
-    of_kl = {"long_name": "divergence of attention outputs from those at the training length, mean over heads", "units": "nat"}
-    variables = {
-        name: (("method", "length"), values[name], {"long_name": text, "units": unit}) for name, (text, unit) in texts.items()
-    }
-    return xr.Dataset({"kl": (("method", "length", "layer"), kl, of_kl), **variables}, coords=coordinates)
+    def gaussians(
+        self, prompts: Sequence[Prompt], context: AbstractContextManager[None]
+    ) -> tuple[dict[int, VectorSums], np.ndarray, float]:
+        """Sums of the outputs of every head of every layer over the judged tokens; scores; -log p over the targets among them."""
+        d_head = {attention.layer_idx: attention.d_head for attention in attentions(self.model)}
+        sums: dict[int, list[VectorSums]] = {layer: [] for layer in d_head}
+        counts: list[int] = []
 
+        def receive(layer: int, outputs: Tensor) -> None:
+            rows = torch.cat([row[max(0, count - self.judged) : count] for row, count in zip(outputs, counts, strict=True)])
+            sums[layer].append(vector_sums(rows.unflatten(-1, (-1, d_head[layer])).transpose(0, 1)))
 
-def _reference(
-    model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], judged: int, batch_size: int
-) -> Callable[[], dict[int, VectorSums]]:
-    """A function that gives the Gaussians to compare with; they are made when they are first needed."""
-    return cache(lambda: _gaussians(model, scoring, prompts, nullcontext(), judged, batch_size)[0])
-
-
-def _compared(
-    model: PreTrainedModel,
-    scoring: Scoring,
-    reference: Callable[[], dict[int, VectorSums]],
-    judged: int,
-    batch_size: int,
-    prompts: Sequence[Prompt],
-    context: AbstractContextManager[None],
-) -> dict[str, Any]:
-    """The numbers of one method and length."""
-    normal = reference()
-    fits, scores, log_perplexity = _gaussians(model, scoring, prompts, context, judged, batch_size)
-    return {
-        "kl": [float(gaussian_divergence(fits[layer], normal[layer]).mean()) for layer in sorted(normal)],
-        "log_perplexity": log_perplexity,
-        "task_score": float(scores.mean()),
-        "task_score_error": float(scores.std(ddof=1) / np.sqrt(len(scores))),
-    }
-
-
-def _gaussians(
-    model: PreTrainedModel,
-    scoring: Scoring,
-    prompts: Sequence[Prompt],
-    context: AbstractContextManager[None],
-    judged: int,
-    batch_size: int,
-) -> tuple[dict[int, VectorSums], np.ndarray, float]:
-    """Sums of the outputs of every head of every layer over the last `judged` tokens of each prompt; scores; -log p over their targets."""
-    sums: dict[int, list[VectorSums]] = {attention.layer_idx: [] for attention in attentions(model)}
-    d_head = {attention.layer_idx: attention.d_head for attention in attentions(model)}
-    counts: list[int] = []
-
-    def receive(layer: int, outputs: Tensor) -> None:
-        rows = torch.cat([row[max(0, count - judged) : count] for row, count in zip(outputs, counts, strict=True)])
-        sums[layer].append(vector_sums(rows.unflatten(-1, (-1, d_head[layer])).transpose(0, 1)))
-
-    responses = []
-    with context, attention_outputs(model, receive):
-        for start in range(0, len(prompts), batch_size):
-            numbers = sorted(range(start, min(start + batch_size, len(prompts))), key=lambda number: len(prompts[number].tokens))
-            some = [prompts[number] for number in numbers]
-            counts[:] = [len(prompt.tokens) for prompt in some]
-            with numbered(numbers):
-                responses += list(zip(some, forced_responses(model, scoring, some, len(some)), strict=True))
-    asked, answered = (list(part) for part in zip(*responses, strict=True))
-    negative_log_likelihoods = [
-        -value
-        for prompt, answer in responses
-        for target, value in zip(scoring.targets(prompt), answer.log_probabilities, strict=True)
-        if target >= len(prompt.tokens) - judged
-    ]
-    scores = np.asarray(scoring.score(answered, asked), dtype=np.float64)
-    merged = {layer: reduce(VectorSums.__add__, parts) for layer, parts in sums.items()}
-    return merged, scores, float(np.mean(negative_log_likelihoods)) if negative_log_likelihoods else float("nan")
+        responses = []
+        with context, attention_outputs(self.model, receive):
+            for start in range(0, len(prompts), self.batch_size):
+                end = min(start + self.batch_size, len(prompts))
+                numbers = sorted(range(start, end), key=lambda number: len(prompts[number].tokens))
+                some = [prompts[number] for number in numbers]
+                counts[:] = [len(prompt.tokens) for prompt in some]
+                with numbered(numbers):
+                    responses += list(zip(some, forced_responses(self.model, self.scoring, some, len(some)), strict=True))
+        asked, answered = (list(part) for part in zip(*responses, strict=True))
+        negative_log_likelihoods = [
+            -value
+            for prompt, answer in responses
+            for target, value in zip(self.scoring.targets(prompt), answer.log_probabilities, strict=True)
+            if target >= len(prompt.tokens) - self.judged
+        ]
+        scores = np.asarray(self.scoring.score(answered, asked), dtype=np.float64)
+        merged = {layer: reduce(VectorSums.__add__, parts) for layer, parts in sums.items()}
+        return merged, scores, float(np.mean(negative_log_likelihoods)) if negative_log_likelihoods else float("nan")
 
 
 @torch.inference_mode()
@@ -226,23 +154,17 @@ def output_traces(
     traces = torch.stack(
         [outputs_over_windows(model, layer, tensors, int(query), starts, training_length) for query in asked]
     ).double()
-    limit = torch.quantile(_distances(normal[:: max(1, len(normal) // REFERENCE_POINTS)], sums), 0.99)
-    outside = (_distances(traces.flatten(0, 1), sums) > limit).double().unflatten(0, traces.shape[:2]).mean(-1)
     drawn = normal[:: max(1, len(normal) // REFERENCE_POINTS)]
-    variables = {
-        "pca_reference": (("point", "axis"), (drawn - sums.mean) @ plane, "attention outputs at training lengths in their plane"),
-        "pca_trace": (("trace", "step", "axis"), (traces - sums.mean) @ plane, "outputs of a query over sliding windows"),
-        "pca_share": (("axis",), shares, "share of the variance of outputs at training lengths"),
-        "trace_outside": (("trace",), outside, "share of a trace beyond 99 % of outputs at training lengths"),
+    limit = torch.quantile(_distances(drawn, sums), 0.99)
+    outside = (_distances(traces.flatten(0, 1), sums) > limit).double().unflatten(0, traces.shape[:2]).mean(-1)
+    values = {
+        "pca_reference": (("point", "axis"), (drawn - sums.mean) @ plane),
+        "pca_trace": (("trace", "step", "axis"), (traces - sums.mean) @ plane),
+        "pca_share": (("axis",), shares),
+        "trace_outside": (("trace",), outside),
     }
-    units = {"pca_share": "1", "trace_outside": "1"}
-    group = xr.Dataset(
-        {
-            name: (axes, values.cpu().numpy(), {"long_name": text, "units": units.get(name, "output units")})
-            for name, (axes, values, text) in variables.items()
-        },
-        coords={"trace": asked, "step": list(starts)},
-    )
+    on_cpu = {name: (axes, value.cpu().numpy()) for name, (axes, value) in values.items()}
+    group = described_group(on_cpu, _TRACES, {"trace": asked, "step": list(starts)})
     group["trace"].attrs = {"long_name": "token whose query it is", "units": "tokens"}
     group["step"].attrs = {"long_name": "first key of the window", "units": "tokens"}
     return group.assign_attrs(layer=layer, window=training_length, method=method, length=tokens)
@@ -292,12 +214,8 @@ class Extrapolation(Experiment):
             )
         wrong = [method for method in self.methods if method not in allowed]
         if wrong:
-            raise InputError(
-                f"extrapolation by {wrong[0]!r}: this model's positions allow {', '.join(allowed)}"
-                if wrong[0] in METHODS
-                else f"methods of extrapolation are {', '.join(METHODS)}, not {wrong[0]!r}"
-            )
-        methods, layers = self.methods or allowed, [attention.layer_idx for attention in attentions(model)]
+            raise InputError(f"extrapolation by {wrong[0]!r}: this model's positions allow {', '.join(allowed)}")
+        layers = [attention.layer_idx for attention in attentions(model)]
         attentions_of(model, [] if self.traced_layer == -1 else [self.traced_layer])
         judge, by_length = prompts_by_length(scoring, prompts, training_length, self.lengths, self.sequences, self.seed)
         first, last = min(by_length), max(by_length)
@@ -307,10 +225,7 @@ class Extrapolation(Experiment):
 
         def run(batch_size: int, store: Store, progress: Progress | None) -> dict[str, xr.Dataset]:
             size = side_by_side(batch_size, last)
-            divergences = extrapolation(
-                model, judge, by_length, first, methods, self.judged or None, self.global_tokens, size, progress, store
-            )
-            groups = {self.name: divergences}
+            groups = {self.name: self.measured(model, judge, by_length, first, size, progress, store)}
             if traced:
                 layer = layers[len(layers) // 2] if self.traced_layer < 0 else self.traced_layer
                 longer = max(by_length[last], key=lambda prompt: len(prompt.tokens))
@@ -322,4 +237,49 @@ class Extrapolation(Experiment):
                 groups["output_traces"] = traces
             return groups
 
-        return Plan(self, (*reference[::2], *half * len(methods), *(reference if traced else ()), last), run)
+        return Plan(self, (*reference[::2], *half * len(self.methods or allowed), *(reference if traced else ()), last), run)
+
+    def measured(
+        self,
+        model: PreTrainedModel,
+        scoring: Scoring,
+        prompts: Mapping[int, Sequence[Prompt]],
+        training_length: int,
+        batch_size: int = 4,
+        progress: Progress | None = None,
+        store: Store = NOT_KEPT,
+    ) -> xr.Dataset:
+        """The group `extrapolation` of a run: `prompts` by length in tokens (see `prompt_sets`; the training length must be among them,
+        with at least 4 prompts). Variables `kl [method, length, layer]` in nats, `log_perplexity [method, length]` of the judged tokens
+        in nats, `task_score [method, length]` with `task_score_error` over prompts.
+
+        `store` keeps finished points for when it is called again. Raises InputError for methods that the model cannot use.
+        """
+        if training_length not in prompts or len(prompts[training_length]) < LEAST:
+            raise InputError(
+                f"at least {LEAST} prompts of the training length, {training_length} tokens, were wanted to compare with"
+            )
+        methods, lengths = list(dict.fromkeys(self.methods or allowed_methods(model))), sorted(prompts)
+        judged = self.judged or max(2, training_length // 4)
+        measurement = _Judged(model, scoring, judged, batch_size)
+        reference = cache(lambda: measurement.gaussians(prompts[training_length][::2], nullcontext())[0])
+        points = {}
+        for method, length in product(methods, lengths):
+            context = extended(model, method, length, training_length, self.global_tokens)
+            points[f"{method}-{length}"] = partial(measurement.compared, reference, prompts[length][1::2], context)
+        found = list(store.get_or_compute(points, progress).values())
+        layers = [attention.layer_idx for attention in attentions(model)]
+        texts = {
+            "kl": ("divergence of attention outputs from those at the training length, mean over heads", "nat"),
+            "log_perplexity": ("mean of -log p over the judged targets", "nat"),
+            "task_score": (f"{scoring.metric}, mean over prompts", scoring.units),
+            "task_score_error": (f"standard error of {scoring.metric} over prompts", scoring.units),
+        }
+        axes, shape, values = ("method", "length", "layer"), (len(methods), len(lengths)), {}
+        for name in texts:
+            by_point = np.array([point[name] for point in found], dtype=np.float64)
+            values[name] = axes[: 1 + by_point.ndim], by_point.reshape(*shape, *by_point.shape[1:])
+        group = described_group(values, texts, {"method": methods, "length": lengths, "layer": layers})
+        own = {"training_length": training_length, "judged": judged, "global_tokens": self.global_tokens}
+        attributes = scoring.attributes | own | {"prompts": len(prompts[training_length])}
+        return with_schemes(group, layout(model)).assign_attrs(attributes)

@@ -22,7 +22,7 @@ from repo_interp.interventions.replacing import require_named_tokens
 from repo_interp.measures.labels import described
 from repo_interp.models.generation import continue_greedily
 from repo_interp.models.reposition import longest_prompt
-from repo_interp.side_by_side import BatchSize, batches
+from repo_interp.side_by_side import BatchSize, batches, restored
 from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt, niah, niah_scores
 
@@ -89,11 +89,9 @@ def generated_texts(
         made = continue_greedily(model, asked, [counts[number] for number in numbers], len(numbers))
         return {"texts": [str(tokenizer.decode(_until(tokens, ends), skip_special_tokens=True)) for tokens in made]}
 
-    cut = {f"batch-{place}": some for place, some in enumerate(batches(order, lengths, batch_size))}
-    points = {name: partial(answers, cut[name]) for name in reversed(cut)}  # the longest first
-    found = store.get_or_compute(points, progress)
-    texts = {number: text for name, some in cut.items() for number, text in zip(some, found[name]["texts"], strict=True)}
-    return [texts[number] for number in range(len(prompts))]
+    cut = dict(reversed([(f"batch-{place}", some) for place, some in enumerate(batches(order, lengths, batch_size))]))
+    found = store.get_or_compute({name: partial(answers, some) for name, some in cut.items()}, progress)  # the longest first
+    return restored(cut.values(), (point["texts"] for point in found.values()))
 
 
 def _ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:

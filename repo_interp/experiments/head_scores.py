@@ -52,11 +52,14 @@ CELLS = 2**22
 ON_PROMPTS = "_on_prompts"
 """Ends the names of scores on prompts that are measured on random tokens too."""
 
+_DETECTED = {
+    "previous_token": "previous token: attention to it",
+    "duplicate_token": "duplicate token: attention to earlier copies",
+    "induction": "induction: attention to tokens after earlier copies",
+    "sink": "sink: attention to the first token",
+}
 SCORES: Mapping[str, tuple[str, str]] = {
-    "previous_token": ("previous token: attention to it, on random tokens", "1"),
-    "duplicate_token": ("duplicate token: attention to earlier copies, on random tokens", "1"),
-    "induction": ("induction: attention to tokens after earlier copies, on random tokens", "1"),
-    "sink": ("sink: attention to the first token, on random tokens", "1"),
+    **{name: (f"{text}, on random tokens", "1") for name, text in _DETECTED.items()},
     "place_u": ("positional U: attention to both ends of random tokens above that to the middle; 1: equal weights", "1"),
     "source_mass": ("source: attention to the answer's source, from the rows that produce the answer", "1"),
     "retrieval": ("retrieval: share of the answer said while the strongest key is that token in the source", "1"),
@@ -71,10 +74,7 @@ SCORES: Mapping[str, tuple[str, str]] = {
     "hybrid": ("share of chunks of prompts whose positions are hybrid", "1"),
     "position_range": ("largest minus smallest position of a prompt", "positions"),
     "heads_per_map": ("heads that read the positions of one f_phi; 1: each has its own", "1"),
-    f"previous_token{ON_PROMPTS}": ("previous token: attention to it, on prompts", "1"),
-    f"duplicate_token{ON_PROMPTS}": ("duplicate token: attention to earlier copies, on prompts", "1"),
-    f"induction{ON_PROMPTS}": ("induction: attention to tokens after earlier copies, on prompts", "1"),
-    f"sink{ON_PROMPTS}": ("sink: attention to the first token, on prompts", "1"),
+    **{f"{name}{ON_PROMPTS}": (f"{text}, on prompts", "1") for name, text in _DETECTED.items()},
 }
 """Long name and unit of every score."""
 
@@ -149,7 +149,7 @@ def head_scores(
 
 
 def _on_random(model: nn.Module, tokens: Int[Tensor, "sequence token"], shape: tuple[int, int]) -> dict[str, np.ndarray]:
-    scores = {name: np.full(shape, np.nan) for name in ("previous_token", "duplicate_token", "induction", "sink", "place_u")}
+    scores = {name: np.full(shape, np.nan) for name in (*_DETECTED, "place_u")}
     count = tokens.shape[1]
 
     def receive(inputs: AttentionInputs) -> None:
@@ -258,10 +258,9 @@ def _of_positions(inputs: AttentionInputs, prompt: Prompt) -> dict[str, np.ndarr
         return {}
     labels = chunk_patterns(positions, inputs.valid[:, None])[0]
     found = (labels >= 0).sum(-1).double()
-    shares = [
-        ((labels == code).sum(-1) / found).cpu().numpy() for code in range(len(PATTERNS))
-    ]  # NaN where a prompt has no chunk
-    scores: dict[str, np.ndarray] = dict(zip(PATTERNS, shares, strict=True))
+    # NaN where a prompt has no chunk
+    shares = [((labels == code).sum(-1) / found).cpu().numpy() for code in range(len(PATTERNS))]
+    scores = dict(zip(PATTERNS, shares, strict=True))
     scores["position_range"] = position_range(positions.double(), inputs.valid[:, None])[0].cpu().numpy()
     if inputs.scheme not in LEARNED:
         return scores
@@ -293,7 +292,4 @@ def _add(sums: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
 
 def _mean(values: Sequence[np.ndarray]) -> np.ndarray:
     """Mean over prompts, NaN left out; NaN where all are."""
-    stacked = np.stack(values)
-    known = np.isfinite(stacked)
-    with np.errstate(invalid="ignore"):
-        return np.where(known, stacked, 0.0).sum(0) / known.sum(0)
+    return np.ma.masked_invalid(np.stack(values)).mean(0).filled(np.nan)

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -45,7 +45,9 @@ from repo_interp.experiments.experiment import Experiment, Plan, Progress, requi
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.interventions import Shift, exchanged_keys, moved_keys
 from repo_interp.interventions.keys import has_keys_to_move
+from repo_interp.measures.labels import described_group
 from repo_interp.models.reposition import attentions, attentions_of
+from repo_interp.side_by_side import batches, restored
 from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt, Response
 from repo_interp.tasks.task import Scoring
@@ -55,7 +57,6 @@ Kind = Literal["text_order", "feature_order", "position_offset", "feature_placem
 OffsetUnit = Literal["positions", "range"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 PAPER_KINDS: tuple[Kind, ...] = KINDS[:3]
-OFFSET_UNITS: tuple[OffsetUnit, ...] = get_args(OffsetUnit)
 GAMMAS = (0.0, 0.001, 0.01, 0.05, 0.1, 0.5)
 """The shares of table 1, and none."""
 L_MAX = (1, 5, 10, 100)
@@ -71,70 +72,6 @@ class Disturbance:
     layers: tuple[int, ...]
     offset_unit: str = "positions"
     seed: int = 0
-
-
-def perturbation(
-    model: PreTrainedModel,
-    scoring: Scoring,
-    prompts: Sequence[Prompt],
-    kinds: Sequence[str] = PAPER_KINDS,
-    gammas: Sequence[float] = GAMMAS,
-    l_maxes: Sequence[int] = L_MAX,
-    layers: Sequence[int] | None = None,
-    offset_unit: str = "positions",
-    seed: int = 0,
-    batch_size: int = 16,
-    progress: Callable[[int, int], None] | None = None,
-    store: Store = NOT_KEPT,
-    undisturbed: Sequence[Response] | None = None,
-) -> xr.Dataset:
-    """The group `perturbation` of a run: `prompts`, teacher-forced, for every kind, share and reach. Variables over
-    [kind, gamma, l_max]: `log_perplexity` (nats per target), `task_score` (by `scoring`, in its own unit) with `task_score_error`
-    (over prompts), `log_perplexity_rise`, `moved_share`; gamma = 0 is always among them.
-
-    `layers`: where features and positions are disturbed; None: all. Costs a forward pass per prompt and point, and one for gamma = 0,
-    unless `undisturbed` responses are given.
-    `store` keeps finished points for when it is called again. Raises InputError for unknown kinds and layers, and shares or reaches
-    that are none.
-    """
-    shares = sorted({0.0, *gammas})
-    require_grid(model, prompts, kinds, shares, l_maxes, layers, offset_unit)
-    chosen = tuple(sorted({attention.layer_idx for attention in attentions(model)} if layers is None else set(layers)))
-    plain = forced_responses(model, scoring, prompts, batch_size) if undisturbed is None else undisturbed
-    of_plain = Answers(list(prompts), list(plain), [np.zeros(1)], [0.0]).summary(scoring)
-    shape = (len(kinds), len(shares), len(l_maxes))
-    measured = {name: np.zeros(shape) for name in _DESCRIBED}
-    places = list(product(enumerate(kinds), enumerate(shares), enumerate(l_maxes)))
-
-    def numbers_at(point: Disturbance) -> dict[str, float]:
-        return answers_at(model, scoring, prompts, plain, point, batch_size).summary(scoring)
-
-    points = {}
-    for (_, kind), (_, gamma), (_, l_max) in places:
-        if gamma > 0:
-            point = Disturbance(kind, gamma, l_max, chosen, offset_unit, seed)
-            points[f"{kind}-{gamma:g}-{l_max}"] = partial(numbers_at, point)
-    computed = store.get_or_compute(points, progress)
-    for (first, kind), (second, gamma), (third, l_max) in places:
-        for name, value in (of_plain if gamma == 0 else computed[f"{kind}-{gamma:g}-{l_max}"]).items():
-            measured[name][first, second, third] = value
-    unit = scoring.units
-    variables = {
-        name: (("kind", "gamma", "l_max"), measured[name], {"long_name": text.format(scoring.metric), "units": units or unit})
-        for name, (text, units) in _DESCRIBED.items()
-    }
-    group = xr.Dataset(variables, coords={"kind": list(kinds), "gamma": shares, "l_max": list(l_maxes)})
-    group["l_max"].attrs = {"long_name": "largest distance of a move", "units": "tokens"}
-    group["gamma"].attrs = {"long_name": "share of tokens moved", "units": "1"}
-    return group.assign_attrs(
-        task=scoring.name,
-        metric=scoring.metric,
-        higher_is_better=str(scoring.higher_is_better),
-        layers=list(chosen),
-        offset_unit=offset_unit,
-        seed=seed,
-        prompts=len(prompts),
-    )
 
 
 _DESCRIBED = {
@@ -245,10 +182,10 @@ def answers_at(
     batch_size: int,
 ) -> Answers:
     """The answers to `prompts` at one point, beside the undisturbed ones, `plain`. Prompts of similar length are run side by side."""
-    order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].tokens))
-    by_number: dict[int, tuple[Prompt, Response, np.ndarray, float]] = {}
-    for start in range(0, len(order), batch_size):
-        numbers = order[start : start + batch_size]
+    lengths = [len(prompt.tokens) for prompt in prompts]
+    cut, found = batches(sorted(range(len(prompts)), key=lengths.__getitem__), lengths, batch_size), []
+    for numbers in cut:
+        found.append([])
         some, context, moved = disturbed(model, [prompts[number] for number in numbers], numbers, point)
         with context, numbered(numbers):
             answers = forced_responses(model, scoring, some, len(some))
@@ -258,40 +195,9 @@ def answers_at(
             untouched = ~touched[targets] & ~touched[targets - 1]
             before, after = plain[number].log_probabilities, answer.log_probabilities
             rise = (np.array(before) - np.array(after))[untouched]
-            by_number[number] = prompt, answer, rise, float(moves[:, : len(prompt.tokens)].mean())
-    asked, answered, rises, shares = zip(*(by_number[number] for number in range(len(prompts))), strict=True)
+            found[-1].append((prompt, answer, rise, float(moves[:, : len(prompt.tokens)].mean())))
+    asked, answered, rises, shares = zip(*restored(cut, found), strict=True)
     return Answers(list(asked), list(answered), list(rises), list(shares))
-
-
-def require_grid(
-    model: nn.Module,
-    prompts: Sequence[Prompt],
-    kinds: Sequence[str],
-    gammas: Sequence[float],
-    l_maxes: Sequence[int],
-    layers: Sequence[int] | None,
-    offset_unit: str,
-) -> None:
-    """Raise InputError for a grid that cannot be measured on `model`."""
-    unknown = [kind for kind in kinds if kind not in KINDS]
-    if unknown or not kinds:
-        raise InputError(f"kinds of perturbation are {', '.join(KINDS)}, not {unknown[0] if unknown else 'none'}")
-    if offset_unit not in OFFSET_UNITS:
-        raise InputError(f"offset_unit is one of {', '.join(OFFSET_UNITS)}, not {offset_unit!r}")
-    if not all(0 <= gamma <= 1 for gamma in gammas):
-        raise InputError(f"gamma is a share from 0 to 1, not {next(gamma for gamma in gammas if not 0 <= gamma <= 1)}")
-    if not l_maxes or min(l_maxes) < 1:
-        raise InputError("l_max is a distance of at least 1 token; give one or more")
-    of_layers = attentions_of(model, layers or ())
-    moving = [kind for kind in kinds if kind in ("position_offset", "feature_placement")]
-    if moving and of_layers and not any(map(has_keys_to_move, of_layers)):
-        learned = " (a learned table acts in layer 0)" if any(attention.scheme == "learned" for attention in of_layers) else ""
-        named = f"layer{'s' if len(of_layers) > 1 else ''} {', '.join(str(attention.layer_idx) for attention in of_layers)}"
-        raise InputError(
-            f"{moving[0]} moves the positions of keys, and there are none in {named}{learned}; name other layers, or leave the kind out"
-        )
-    if not prompts:
-        raise InputError("there are no prompts to perturb")
 
 
 def transposed(
@@ -351,16 +257,68 @@ class Perturbation(Experiment):
     name: ClassVar[str] = "perturbation"
 
     def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
-        """The grid over `prompts`. Raises InputError for a grid that is none, and prompts without anything to predict."""
-        layers = self.layers or None
-        require_grid(model, prompts, self.kinds, self.gammas, self.l_maxes, layers, self.offset_unit)
+        """The grid over `prompts`. Raises InputError for layers that have nothing to disturb, and prompts without anything to predict."""
+        self._layers(model)
         require_targets(self.name, scoring, prompts)
         points = len(self.kinds) * len(set(self.gammas) - {0.0}) * len(self.l_maxes)
         lengths = tuple(len(prompt.tokens) for prompt in prompts)
 
         def run(batch_size: int, store: Store, progress: Progress | None) -> dict[str, xr.Dataset]:
             size = side_by_side(batch_size, max(lengths))
-            options = (self.kinds, self.gammas, self.l_maxes, layers, self.offset_unit, self.seed)
-            return {self.name: perturbation(model, scoring, prompts, *options, batch_size=size, progress=progress, store=store)}
+            return {self.name: self.measured(model, scoring, prompts, size, progress, store)}
 
         return Plan(self, lengths * (1 + points), run)
+
+    def measured(
+        self,
+        model: PreTrainedModel,
+        scoring: Scoring,
+        prompts: Sequence[Prompt],
+        batch_size: int = 16,
+        progress: Progress | None = None,
+        store: Store = NOT_KEPT,
+        undisturbed: Sequence[Response] | None = None,
+    ) -> xr.Dataset:
+        """The group `perturbation` of a run: `prompts`, teacher-forced, for every kind, share and reach. Variables over
+        [kind, gamma, l_max]: `log_perplexity` (nats per target), `task_score` (by `scoring`, in its own unit) with `task_score_error`
+        (over prompts), `log_perplexity_rise`, `moved_share`; gamma = 0 is always among them.
+
+        Costs a forward pass per prompt and point, and one for gamma = 0, unless `undisturbed` responses are given. `store` keeps finished
+        points for when it is called again. Raises InputError for layers that have nothing to disturb.
+        """
+        layers, shares = self._layers(model), sorted({0.0, *self.gammas})
+        plain = forced_responses(model, scoring, prompts, batch_size) if undisturbed is None else undisturbed
+        of_plain = Answers(list(prompts), list(plain), [np.zeros(1)], [0.0]).summary(scoring)
+
+        def numbers_at(point: Disturbance) -> dict[str, float]:
+            return answers_at(model, scoring, prompts, plain, point, batch_size).summary(scoring)
+
+        places = list(product(self.kinds, shares, self.l_maxes))
+        names = [f"{kind}-{gamma:g}-{l_max}" for kind, gamma, l_max in places]
+        points = {
+            name: partial(numbers_at, Disturbance(*place, layers, self.offset_unit, self.seed))
+            for name, place in zip(names, places, strict=True)
+            if place[1] > 0
+        }
+        computed = store.get_or_compute(points, progress)
+        found = [computed.get(name, of_plain) for name in names]
+        axes, shape = ("kind", "gamma", "l_max"), (len(self.kinds), len(shares), len(self.l_maxes))
+        values = {name: (axes, np.array([numbers[name] for numbers in found], float).reshape(shape)) for name in _DESCRIBED}
+        texts = {name: (text.format(scoring.metric), units or scoring.units) for name, (text, units) in _DESCRIBED.items()}
+        group = described_group(values, texts, {"kind": list(self.kinds), "gamma": shares, "l_max": list(self.l_maxes)})
+        group["l_max"].attrs = {"long_name": "largest distance of a move", "units": "tokens"}
+        group["gamma"].attrs = {"long_name": "share of tokens moved", "units": "1"}
+        own = {"layers": list(layers), "offset_unit": self.offset_unit, "seed": self.seed, "prompts": len(prompts)}
+        return group.assign_attrs(scoring.attributes | own)
+
+    def _layers(self, model: nn.Module) -> tuple[int, ...]:
+        """The layers that are disturbed. Raises InputError for some that the model lacks, or where no key has a position to move."""
+        layers = attentions_of(model, self.layers)
+        moving = [kind for kind in self.kinds if kind in ("position_offset", "feature_placement")]
+        if moving and layers and not any(map(has_keys_to_move, layers)):
+            learned = " (a learned table acts in layer 0)" if any(attention.scheme == "learned" for attention in layers) else ""
+            named = f"layer{'s' if len(layers) > 1 else ''} {', '.join(str(attention.layer_idx) for attention in layers)}"
+            raise InputError(
+                f"{moving[0]} moves the positions of keys, and there are none in {named}{learned}; name other layers, or leave the kind out"
+            )
+        return tuple(sorted({attention.layer_idx for attention in layers or attentions(model)}))

@@ -64,16 +64,11 @@ def default_kinds(model: nn.Module) -> tuple[str, ...]:
     return ("linearised", "frozen", "permuted") if learned else ("frozen", "permuted")
 
 
-def require_kinds(kinds: Sequence[str], prompts: Sequence[Prompt], strength: Strength) -> None:
-    """Raise InputError for kinds that there are not, and for prompts that lack what a kind needs."""
-    unknown = [kind for kind in kinds if kind not in KINDS]
-    if unknown:
-        raise InputError(f"kinds of effects are {', '.join(KINDS)}, not {unknown[0]!r}")
-    if strength.step <= 0:
-        raise InputError(f"positions are rounded to multiples of a step above 0, not {strength.step}")
+def require_kinds(kinds: Sequence[str], prompts: Sequence[Prompt], span: str) -> None:
+    """Raise InputError for prompts that lack what a kind needs; `span` is that whose tokens are shifted."""
     for number, prompt in enumerate(prompts):
-        if "shifted" in kinds and _span(prompt, strength.span) is None:
-            named = repr(strength.span) if strength.span else "at all"
+        if "shifted" in kinds and _span(prompt, span) is None:
+            named = repr(span) if span else "at all"
             raise InputError(f"prompt {number} has no span {named}, whose tokens are shifted; mark it, or leave the kind out")
         if "transplanted" in kinds:
             partner(prompts, number)

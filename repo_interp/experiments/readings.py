@@ -26,7 +26,7 @@ from repo_interp.experiments.position_changes import Strength, placed
 from repo_interp.experiments.responses import Question, logits_at, padded, target_logits, to_question
 from repo_interp.interventions.replacing import replaced
 from repo_interp.models.resuming import Recording, recorded, resumed
-from repo_interp.store import Store
+from repo_interp.store import Progress, Store
 from repo_interp.tasks import Prompt, Response
 from repo_interp.tasks.task import Scoring
 
@@ -46,16 +46,14 @@ class Measurement:
         strength: Strength,
         batch_size: int,
         store: Store,
+        points: int,
+        progress: Progress | None = None,
     ) -> None:
+        """`points`: how many every batch will have, of which `progress` is told."""
         self.model, self.scoring, self.prompts, self.strength, self.store = model, scoring, prompts, strength, store
         order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].tokens))
         self.batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-        self._announced: tuple[int, Callable[[int, int], None] | None] = (0, None)
-        self._done = 0
-
-    def announce(self, points: int, progress: Callable[[int, int], None] | None) -> None:
-        """Say how many points every batch will have, and whom to tell."""
-        self._announced = points * len(self.batches), progress
+        self._done, self._total, self._progress = 0, points * len(self.batches), progress
 
     def screen(
         self, kinds: Sequence[str]
@@ -81,7 +79,7 @@ class Measurement:
         }
 
     def _computed(self, points: Mapping[str, Callable[[], dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-        (total, progress), before = self._announced, self._done
+        before, progress, total = self._done, self._progress, self._total
         self._done += len(points)
         return self.store.get_or_compute(points, None if progress is None else lambda done, _: progress(before + done, total))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from repo_interp.models.capture import next_token_logits
 from repo_interp.models.generation import continue_greedily
 from repo_interp.models.padding import padded_on_the_right
 from repo_interp.models.reposition import decoder_of
-from repo_interp.side_by_side import BatchSize, batches
+from repo_interp.side_by_side import BatchSize, batches, restored
 from repo_interp.tasks import Batch, Prompt, Response, Task
 from repo_interp.tasks.task import Scoring
 
@@ -69,8 +70,8 @@ def forced_responses(
 ) -> list[Response]:
     """Teacher-forced responses, one per prompt, with log-probabilities in nats."""
     order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].tokens))
-    responses: dict[int, Response] = {}
-    for chosen in batches(order, [len(prompt.tokens) for prompt in prompts], batch_size):
+    cut, responses = batches(order, [len(prompt.tokens) for prompt in prompts], batch_size), []
+    for chosen in cut:
         question = to_question(padded([prompts[number] for number in chosen], task), next(model.parameters()).device)
         with padded_on_the_right([len(prompts[number].tokens) for number in chosen]):
             hidden = decoder_of(model)(question.tokens, use_cache=False).last_hidden_state
@@ -81,11 +82,10 @@ def forced_responses(
             log_probabilities = logits.double().log_softmax(-1)
             reference += log_probabilities.gather(-1, part.targets[:, None])[:, 0].tolist()
             likeliest += log_probabilities.argmax(-1).tolist()
-        end = 0
-        for number in chosen:
-            begin, end = end, end + len(task.targets(prompts[number]))
-            responses[number] = Response(tuple(likeliest[begin:end]), tuple(reference[begin:end]))
-    return [responses[number] for number in range(len(prompts))]
+        ends = np.cumsum([0, *(len(task.targets(prompts[number])) for number in chosen)])
+        own = [slice(begin, end) for begin, end in pairwise(ends)]
+        responses.append([Response(tuple(likeliest[some]), tuple(reference[some])) for some in own])
+    return restored(cut, responses)
 
 
 def _parts(question: Question, size: int) -> Iterator[Question]:

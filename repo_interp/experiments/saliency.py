@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ from repo_interp.errors import InputError
 from repo_interp.experiments.attribution import frozen_weights
 from repo_interp.experiments.experiment import PATH_TOKENS, Experiment, Plan, Progress, require_targets, with_attention
 from repo_interp.experiments.responses import target_logits, to_question
-from repo_interp.measures.labels import described
+from repo_interp.measures.labels import described_group
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.reposition import attentions, layout
 from repo_interp.positions.logits import exact
@@ -54,90 +54,37 @@ from repo_interp.values import CountOrNone
 BACKWARD = 3
 """Forward passes that a pass forward and back takes as long as."""
 Baseline = Literal["constant", "index"]
-BASELINES: tuple[Baseline, ...] = get_args(Baseline)
 
 _BY_TOKEN = {
     "saliency": ("derivative of the answer's log-probability by the position of each token", "nat/position"),
     "integrated_gradients": ("what the position of each token adds to the answer's log-probability, from the baseline on", "nat"),
+}
+_TOKENS = {
+    "token_id": ("token, -1 for padding", "1"),
+    "token_count": ("tokens of each prompt", "tokens"),
+    "answer": ("1 where the log-probability of a token is counted, -1 for padding", "1"),
+    "token_text": ("text of each token", "1"),
 }
 _BY_HEAD = {
     "saliency_size": ("mean size of a head's saliencies over tokens", "nat/position"),
     "integrated_size": ("sum of the sizes of a head's integrated gradients over tokens", "nat"),
 }
 _BY_PROMPT = {
-    "log_probability": "log-probability of the answer",
-    "baseline_log_probability": "log-probability of the answer with every position at its baseline",
-    "completeness_error": "sum of integrated gradients minus the difference of both log-probabilities",
+    "log_probability": ("log-probability of the answer", "nat"),
+    "baseline_log_probability": ("log-probability of the answer with every position at its baseline", "nat"),
+    "completeness_error": ("sum of integrated gradients minus the difference of both log-probabilities", "nat"),
 }
-
-
-def saliency(
-    model: PreTrainedModel,
-    scoring: Scoring,
-    prompts: Sequence[Prompt],
-    baseline: str = "constant",
-    steps: int = 64,
-    tokens_at_once: int = 512,
-    progress: Callable[[int, int], None] | None = None,
-    store: Store = NOT_KEPT,
-) -> xr.Dataset:
-    """The group `saliency` of a run. `saliency` and `integrated_gradients` [prompt, layer, head, token], in nats per position and nats;
-    `saliency_size` and `integrated_size` [prompt, layer, head] (mean, and sum, of their sizes over tokens); `log_probability`,
-    `baseline_log_probability` and `completeness_error` [prompt], nats; and the prompts' tokens.
-
-    `steps`: points of the path from `baseline`; 0: no path, and NaN in its place. As many of them are run side by side as have
-    `tokens_at_once` tokens. Costs a forward and a backward pass per prompt and step. `store` keeps finished prompts for when it is called
-    again. Raises InputError as `require_positions`.
-    """
-    require_positions(model, baseline, steps)
-    layers, heads = _rotating(model), next(attentions(model)).heads
-    names = layout(model)
-    longest = max(len(prompt.tokens) for prompt in prompts)
-    by_token = {name: np.full((len(prompts), len(names), heads, longest), np.nan, dtype=np.float32) for name in _BY_TOKEN}
-    by_prompt = {name: np.full(len(prompts), np.nan) for name in _BY_PROMPT}
-    places = [layer.layer_idx for layer in layers]
-    points = {
-        f"prompt-{number}": partial(_of_prompt, model, scoring, prompt, baseline, steps, tokens_at_once)
-        for number, prompt in enumerate(prompts)
-    }
-    for number, values in enumerate(store.get_or_compute(points, progress).values()):
-        for name, kept in by_token.items():
-            kept[number, places, :, : len(prompts[number].tokens)] = values[name]
-        for name, kept in by_prompt.items():
-            kept[number] = values[name]
-    labelled = with_attention(_labelled(by_token, by_prompt), model)
-    return with_schemes(labelled.merge(_described_tokens(prompts, scoring)), names).assign_attrs(
-        task=scoring.name, baseline=baseline, steps=steps
-    )
 
 
 def _labelled(by_token: Mapping[str, np.ndarray], by_prompt: Mapping[str, np.ndarray]) -> xr.Dataset:
     axes = ("prompt", "layer", "head", "token")
     sizes = dict(zip(axes, next(iter(by_token.values())).shape, strict=True))
-    values = xr.Dataset(
-        {
-            **{name: (axes, array) for name, array in by_token.items()},
-            **{name: ("prompt", array) for name, array in by_prompt.items()},
-        },
-        {axis: np.arange(size) for axis, size in sizes.items()},
-    )
+    known: dict[str, Any] = {name: (axes, array) for name, array in by_token.items()}
+    known |= {name: ("prompt", array) for name, array in by_prompt.items()}
+    values = xr.Dataset(known, {axis: np.arange(size) for axis, size in sizes.items()})
     values["saliency_size"] = abs(values["saliency"]).mean("token")
     values["integrated_size"] = abs(values["integrated_gradients"]).sum("token", min_count=1)
-    labels = {**_BY_TOKEN, **_BY_HEAD, **{name: (text, "nat") for name, text in _BY_PROMPT.items()}}
-    return values.assign({name: described(values[name], *label) for name, label in labels.items()})
-
-
-def require_positions(model: PreTrainedModel, baseline: str, steps: int) -> None:
-    """Raise InputError for a baseline or a number of steps that is none, and for a model in which no layer rotates by positions."""
-    if baseline not in BASELINES:
-        raise InputError(f"the baseline of saliency is one of {', '.join(BASELINES)}, not {baseline!r}")
-    if steps < 0:
-        raise InputError(f"steps of saliency are 0 (no integrated gradients) or more, not {steps}")
-    if not _rotating(model):
-        schemes = ", ".join(dict.fromkeys(layout(model)))
-        raise InputError(
-            f"saliency is a derivative by positions, and no layer of this model rotates by any ({schemes}); leave it out"
-        )
+    return described_group(values, _BY_TOKEN | _BY_PROMPT | _BY_HEAD)
 
 
 def _rotating(model: PreTrainedModel) -> list[RepositionedAttention]:
@@ -263,16 +210,10 @@ def _described_tokens(prompts: Sequence[Prompt], scoring: Scoring) -> xr.Dataset
         targets[row, list(scoring.targets(prompt))] = 1
         texts[row, : len(prompt.tokens)] = prompt.token_text or ""
     axes = ("prompt", "token")
-    described_arrays = {
-        "token_id": described(xr.DataArray(ids, dims=axes), "token, -1 for padding", "1"),
-        "token_count": described(xr.DataArray((ids >= 0).sum(1), dims="prompt"), "tokens of each prompt", "tokens"),
-        "answer": described(
-            xr.DataArray(targets, dims=axes), "1 where the log-probability of a token is counted, -1 for padding", "1"
-        ),
-    }
+    values: dict[str, Any] = {"token_id": (axes, ids), "token_count": ("prompt", (ids >= 0).sum(1)), "answer": (axes, targets)}
     if all(prompt.token_text is not None for prompt in prompts):
-        described_arrays["token_text"] = described(xr.DataArray(texts, dims=axes), "text of each token", "1")
-    return xr.Dataset(described_arrays)
+        values["token_text"] = (axes, texts)
+    return described_group(values, _TOKENS)
 
 
 @dataclass(frozen=True)
@@ -287,11 +228,49 @@ class Saliency(Experiment):
 
     def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
         """Every step of every prompt, forward and back. Raises InputError where no layer rotates, or nothing is to be predicted."""
-        require_positions(model, self.baseline, self.steps)
+        if not _rotating(model):
+            schemes = ", ".join(dict.fromkeys(layout(model)))
+            raise InputError(
+                f"saliency is a derivative by positions, and no layer of this model rotates by any ({schemes}); leave it out"
+            )
         require_targets(self.name, scoring, prompts)
 
         def run(batch_size: int, store: Store, progress: Progress | None) -> dict[str, xr.Dataset]:
             at_once = max(PATH_TOKENS, batch_size * max(len(prompt.tokens) for prompt in prompts))
-            return {self.name: saliency(model, scoring, prompts, self.baseline, self.steps, at_once, progress, store)}
+            return {self.name: self.measured(model, scoring, prompts, at_once, progress, store)}
 
         return Plan(self, tuple(len(prompt.tokens) for prompt in prompts) * (BACKWARD * (1 + self.steps)), run)
+
+    def measured(
+        self,
+        model: PreTrainedModel,
+        scoring: Scoring,
+        prompts: Sequence[Prompt],
+        tokens_at_once: int = PATH_TOKENS,
+        progress: Progress | None = None,
+        store: Store = NOT_KEPT,
+    ) -> xr.Dataset:
+        """The group `saliency` of a run. `saliency` and `integrated_gradients` [prompt, layer, head, token], in nats per position and nats;
+        `saliency_size` and `integrated_size` [prompt, layer, head] (mean, and sum, of their sizes over tokens); `log_probability`,
+        `baseline_log_probability` and `completeness_error` [prompt], nats; and the prompts' tokens.
+
+        Without `steps` NaN stands in place of a path. As many of its points are run side by side as have `tokens_at_once` tokens. Costs a
+        forward and a backward pass per prompt and step. `store` keeps finished prompts for when it is called again.
+        """
+        layers, heads, names = _rotating(model), next(attentions(model)).heads, layout(model)
+        longest = max(len(prompt.tokens) for prompt in prompts)
+        by_token = {name: np.full((len(prompts), len(names), heads, longest), np.nan, dtype=np.float32) for name in _BY_TOKEN}
+        by_prompt = {name: np.full(len(prompts), np.nan) for name in _BY_PROMPT}
+        places = [layer.layer_idx for layer in layers]
+        points = {
+            f"prompt-{number}": partial(_of_prompt, model, scoring, prompt, self.baseline, self.steps, tokens_at_once)
+            for number, prompt in enumerate(prompts)
+        }
+        for number, values in enumerate(store.get_or_compute(points, progress).values()):
+            for name, kept in by_token.items():
+                kept[number, places, :, : len(prompts[number].tokens)] = values[name]
+            for name, kept in by_prompt.items():
+                kept[number] = values[name]
+        labelled = with_attention(_labelled(by_token, by_prompt), model)
+        group = with_schemes(labelled.merge(_described_tokens(prompts, scoring)), names)
+        return group.assign_attrs(task=scoring.name, baseline=self.baseline, steps=self.steps)

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from repo_interp.errors import InputError, numbered
 from repo_interp.experiments.responses import forced_responses, generated_responses
 from repo_interp.interventions.replacing import require_named_tokens
+from repo_interp.measures.labels import described, described_group
 from repo_interp.models.reposition import longest_prompt
 from repo_interp.side_by_side import BatchSize, batches
 from repo_interp.store import NOT_KEPT, Store
@@ -66,17 +67,9 @@ def task_scores(
     require_named_tokens(model, count, [len(prompt.tokens) for prompts in asked.values() for prompt in prompts])
     answered = _responses(model, task, asked, answers, batch_size, store, progress)
     options = {f"task_{name}": value if isinstance(value, str) else repr(value) for name, value in task.options().items()}
-    attributes: dict[str, Any] = {
-        "task": task.name,
-        "metric": task.metric,
-        "test_sets_count": task.test_sets_count,
-        "count": count,
-        "seed": seed,
-        "answers": answers,
-        "left_out": [test_set for test_set in sets if test_set not in asked],
-    }
-    attributes |= options | {"higher_is_better": str(task.higher_is_better)}
-    return _scored(task, asked, answered, answers).assign_attrs(attributes)
+    drawn = {"test_sets_count": task.test_sets_count, "count": count, "seed": seed, "answers": answers}
+    left_out = [test_set for test_set in sets if test_set not in asked]
+    return _scored(task, asked, answered, answers).assign_attrs(task.attributes | drawn | options, left_out=left_out)
 
 
 def _scored(
@@ -86,11 +79,11 @@ def _scored(
     by_prompt = np.stack([np.asarray(task.score(answered[test_set], asked[test_set]), dtype=np.float64) for test_set in asked])
     result = labelled_scores(asked, by_prompt, task.metric, f"{task.metric} of every prompt", task.units)
     if answers == "forced":
-        mean = np.array([_log_perplexity(responses) for responses in answered.values()])
-        result["log_perplexity"] = _described(("test_set",), mean, "mean of -log p over all targets", "nat")
+        mean = xr.DataArray([_log_perplexity(responses) for responses in answered.values()], dims="test_set")
+        result["log_perplexity"] = described(mean, "mean of -log p over all targets", "nat")
     mapped = score_map([prompt for prompts in asked.values() for prompt in prompts], by_prompt.ravel(), task.axes)
     if mapped is not None:
-        result["score_map"] = mapped.assign_attrs(long_name=f"{task.metric} by {' and '.join(task.axes)}", units=task.units)
+        result["score_map"] = described(mapped, f"{task.metric} by {' and '.join(task.axes)}", task.units)
     return result
 
 
@@ -101,13 +94,15 @@ def labelled_scores(
     count = scores.shape[1]
     deviation = scores.std(axis=1, ddof=1) if count > 1 else np.full(len(asked), np.nan)
     tokens = np.array([_longest(prompts) for prompts in asked.values()])
-    variables = {
-        "score": _described(("test_set", "prompt"), scores, of_every, units),
-        "mean_score": _described(("test_set",), scores.mean(axis=1), f"{metric}, mean over prompts", units),
-        "standard_error": _described(("test_set",), deviation / np.sqrt(count), "standard error of the mean score", units),
-        "tokens": _described(("test_set",), tokens, "tokens of the longest prompt", "tokens"),
+    by_set = {"mean_score": scores.mean(axis=1), "standard_error": deviation / np.sqrt(count), "tokens": tokens}
+    values = {"score": (("test_set", "prompt"), scores)} | {name: (("test_set",), each) for name, each in by_set.items()}
+    texts = {
+        "score": (of_every, units),
+        "mean_score": (f"{metric}, mean over prompts", units),
+        "standard_error": ("standard error of the mean score", units),
+        "tokens": ("tokens of the longest prompt", "tokens"),
     }
-    return xr.Dataset(variables, coords={"test_set": list(asked), "prompt": np.arange(count)})
+    return described_group(values, texts, {"test_set": list(asked), "prompt": np.arange(count)})
 
 
 def _longest(prompts: Sequence[Prompt]) -> int:
@@ -196,7 +191,3 @@ def _respond(
 
 def _label(axis: str, value: Any) -> Any:
     return int(round(float(value), -1)) if axis == "depth" else value
-
-
-def _described(axes: tuple[str, ...], values: np.ndarray, long_name: str, units: str) -> tuple:
-    return axes, values, {"long_name": long_name, "units": units}

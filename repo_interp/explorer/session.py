@@ -29,7 +29,7 @@ from repo_interp.analysis.batches import describe_predictions
 from repo_interp.analysis.coercion import as_prompts, tokens
 from repo_interp.analysis.one_head import MOST_TOKENS
 from repo_interp.errors import InputError, NotFinitePrediction
-from repo_interp.experiments.effects import effects
+from repo_interp.experiments.effects import Effects
 from repo_interp.experiments.position_changes import default_kinds
 from repo_interp.experiments.prompt_sets import scoring_of
 from repo_interp.experiments.readings import Batch
@@ -235,7 +235,7 @@ class Session:
                 progress(done, total)
 
         kind: Any = default_kinds(self._passes.model)[0]
-        group = effects(self._passes.model, self.scoring, [self.prompt], [kind], draws=1, progress=advance).isel(kind=0)
+        group = Effects((kind,), draws=1).measured(self._passes.model, self.scoring, [self.prompt], progress=advance).isel(kind=0)
         layers: list[int] = group["layer"].values.tolist()
         heads: list[Head] = [(layer, head) for layer in layers for head in group["head"].values.tolist()]
         changes = [Edit(kind=kind, layer=layer) for layer in layers] + [Edit(kind=kind, heads=(head,)) for head in heads]

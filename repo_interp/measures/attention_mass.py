@@ -24,13 +24,20 @@ from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts, weights_of
-from repo_interp.measures.kernels.heads import Fold, HeadBlock, Reduction, Same, reduced
-from repo_interp.measures.kernels.logit_sums import is_bilinear
-from repo_interp.measures.labels import arrays, described
+from repo_interp.measures.kernels.heads import HeadBlock, Reduction, Same, reduced
+from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 
 Rows = Literal["generated", "producing"]
 ROWS: tuple[Rows, ...] = get_args(Rows)
+_TEXTS = {
+    "mass": ("attention from generated tokens to each span", "1"),
+    "mass_per_token": ("attention from generated tokens to each token of a span", "1"),
+    "chance": ("attention to each span by equal weights on all tokens that a row sees", "1"),
+    "span_tokens": ("tokens in each span", "tokens"),
+    "table": ("mean attention to each token of a span (RePo table 4)", "0.01"),
+    "sink_mass": ("attention from generated tokens to the sink", "1"),
+}
 
 
 def span_mass(inputs: AttentionInputs, rows: Int[Tensor, "row"], spans: Bool[Tensor, "span token"]) -> Float[Tensor, "head span"]:
@@ -40,41 +47,30 @@ def span_mass(inputs: AttentionInputs, rows: Int[Tensor, "row"], spans: Bool[Ten
 
 @dataclass(frozen=True)
 class SpanMass(Reduction):
-    """Mean weight [prompt, head, span] of some rows on each span, float64, for logits that are a dot product."""
+    """Mean weight [prompt, head, span] of some rows on each span, float64."""
 
     rows: tuple[Same, ...]
     """Of each prompt, the rows whose attention is asked for."""
     masks: Same
     """[prompt, span, token]"""
 
-    def start(self, inputs: AttentionInputs) -> Fold:
+    def start(self, inputs: AttentionInputs) -> Float[Tensor, "prompt head span"]:
         masks = self.masks.tensor
-        mass = torch.zeros(len(masks), inputs.heads, masks.shape[1], dtype=torch.float64, device=masks.device)
-        return _SpanMass(self, inputs, mass)
+        return torch.zeros(len(masks), inputs.heads, masks.shape[1], dtype=torch.float64, device=masks.device)
+
+    def add(self, result: Float[Tensor, "prompt head span"], inputs: AttentionInputs, block: HeadBlock) -> None:
+        for key, prompt in enumerate(block.prompt[:, 0].tolist()):
+            rows, mask = self.rows[prompt].tensor, self.masks.tensor[prompt]
+            logits = block.queries[key][:, rows] @ block.keys[key].mT * inputs.logit_scale
+            hidden = ~select_prompts(inputs, slice(prompt, prompt + 1)).visible(rows)
+            sinks = None if inputs.sinks is None else inputs.sinks[block.head[key]]
+            result[prompt, block.head[key]] = _mean_mass(logits.masked_fill_(hidden, float("-inf")), mask, sinks)
 
     def written_out(self, inputs: AttentionInputs) -> Float[Tensor, "prompt head span"]:
         """The same for any logits, the rows of one prompt at a time."""
         prompts = (select_prompts(inputs, slice(number, number + 1)) for number in range(len(self.rows)))
         parts = zip(prompts, self.rows, self.masks.tensor, strict=True)
         return torch.stack([span_mass(prompt, rows.tensor, mask) for prompt, rows, mask in parts])
-
-
-@dataclass
-class _SpanMass(Fold):
-    asked: SpanMass
-    inputs: AttentionInputs
-    mass: Float[Tensor, "prompt head span"]
-
-    def add(self, block: HeadBlock) -> None:
-        for key, prompt in enumerate(block.prompt[:, 0].tolist()):
-            rows, mask = self.asked.rows[prompt].tensor, self.asked.masks.tensor[prompt]
-            logits = block.queries[key][:, rows] @ block.keys[key].mT * self.inputs.logit_scale
-            hidden = ~select_prompts(self.inputs, slice(prompt, prompt + 1)).visible(rows)
-            sinks = None if self.inputs.sinks is None else self.inputs.sinks[block.head[key]]
-            self.mass[prompt, block.head[key]] = _mean_mass(logits.masked_fill_(hidden, float("-inf")), mask, sinks)
-
-    def result(self) -> Tensor:
-        return self.mass
 
 
 def _mean_mass(
@@ -85,22 +81,17 @@ def _mean_mass(
 
 
 @dataclass(frozen=True)
-class AttentionMass(Measure):
+class AttentionMass(Measure, needs=Needs(spans=("generated",), nan=("mass", "chance"))):
     """The measure `attention_mass`."""
 
     rows: Rows = "producing"
     """`producing`: the rows that produced the generated tokens, one earlier each; `generated`: the rows of the generated tokens."""
     name: str = "attention_mass"
 
-    @property
-    def needs(self) -> Needs:
-        """Generated tokens, whose rows are measured."""
-        return Needs(spans=("generated",), nan=("mass", "chance"))
-
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Mass [prompt, layer, head, span], chance and tokens [prompt, layer, span]; mass is NaN for a span that the prompt lacks."""
         names, asked = list(spans), self._asked(inputs, spans)
-        mass = reduced(inputs, [asked])[0] if is_bilinear(inputs) else asked.written_out(inputs)
+        (mass,) = reduced(inputs, [asked])
         masks, of_sinks = asked.masks.tensor, {}
         if inputs.sinks is not None:  # the last mask is that of all tokens
             of_sinks["sink_mass"] = (("prompt", "layer", "head"), 1.0 - mass[..., -1])
@@ -128,7 +119,7 @@ class AttentionMass(Measure):
 
     def reductions(self, inputs: AttentionInputs, spans: Spans) -> tuple[Reduction, ...]:
         """The mean weights of the rows on the spans."""
-        return (self._asked(inputs, spans),) if is_bilinear(inputs) else ()
+        return (self._asked(inputs, spans),)
 
     def _asked(self, inputs: AttentionInputs, spans: Spans) -> SpanMass:
         rows = [self._rows(*of_prompt) for of_prompt in zip(spans["generated"], inputs.valid, strict=True)]
@@ -145,27 +136,12 @@ class AttentionMass(Measure):
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `attention_mass` of a run."""
-        mass, tokens = statistics.per_prompt["mass"], statistics.per_prompt["tokens"]
+        measured = statistics.per_prompt
+        mass, tokens = measured["mass"], measured["tokens"]
         per_token = mass / tokens.where(tokens > 0)
-        span_tokens = tokens.isel(layer=0, drop=True).fillna(0).astype(np.int64)
-        sinks = statistics.per_prompt.get("sink_mass")
-        return xr.Dataset(
-            ({} if sinks is None else {"sink_mass": described(sinks, "attention from generated tokens to the sink", "1")})
-            | {
-                "mass": described(mass, "attention from generated tokens to each span", "1"),
-                "mass_per_token": described(
-                    per_token.transpose(*mass.dims),
-                    "attention from generated tokens to each token of a span",
-                    "1",
-                ),
-                "chance": described(
-                    statistics.per_prompt["chance"], "attention to each span by equal weights on all tokens that a row sees", "1"
-                ),
-                "span_tokens": described(span_tokens, "tokens in each span", "tokens"),
-                "table": described(
-                    100 * per_token.mean(("prompt", "layer", "head")),
-                    "mean attention to each token of a span (RePo table 4)",
-                    "0.01",
-                ),
-            }
-        )
+        derived = {
+            "mass_per_token": per_token.transpose(*mass.dims),
+            "span_tokens": tokens.isel(layer=0, drop=True).fillna(0).astype(np.int64),
+            "table": 100 * per_token.mean(("prompt", "layer", "head")),
+        }
+        return described_group(measured.assign(derived), _TEXTS)

@@ -25,13 +25,21 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts, with_sinks
-from repo_interp.measures.labels import Arrays, arrays, described
+from repo_interp.measures.labels import Arrays, arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 
 _CELLS = 2**20
 """Logits that exist at a time."""
 _OF_PROMPTS = ("prompt_weight", "prompt_key", "prompt_log_total")
 """Variables of several prompts."""
+_TEXTS = {
+    "weight": ("largest attention weights of a row of the first prompt", "1"),
+    "key": ("token that the weight is on; -1: none", "tokens"),
+    "log_total": ("logarithm of the sum of exponentials of the row's logits", "logits"),
+    "prompt_weight": ("largest attention weights of every token's row; NaN in long prompts", "1"),
+    "prompt_key": ("token that the weight is on; -1: none", "tokens"),
+    "prompt_log_total": ("logarithm of the sum of exponentials of the row's logits", "logits"),
+}
 _NOT_MARKED = ("rest", "separator")
 """Spans, beside segments, that say nothing about which rows are of interest."""
 
@@ -64,7 +72,7 @@ def rows_of_interest(valid: Bool[Tensor, "token"], spans: Spans, prompt: int, mo
 
 
 @dataclass(frozen=True)
-class AttentionRows(Measure):
+class AttentionRows(Measure, needs=Needs(nan=("weight", *_OF_PROMPTS))):
     """The measure `attention_rows`."""
 
     rows: Annotated[int, Interval(ge=1, le=65_536)] = 512
@@ -76,11 +84,6 @@ class AttentionRows(Measure):
     prompt_keys: Annotated[int, Interval(ge=1, le=4096)] = 4
     """Strongest keys of each of these rows."""
     name: str = "attention_rows"
-
-    @property
-    def needs(self) -> Needs:
-        """What some prompts, layers or heads lack, and ratios and correlations that are undefined, are NaN."""
-        return Needs(nan=("weight", *_OF_PROMPTS))
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Weights and keys, and totals of rows: of the first prompt [layer, head, query, rank], of several [..., token, strongest]."""
@@ -119,25 +122,10 @@ class AttentionRows(Measure):
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `attention_rows` of a run."""
-        measured, of_prompts = statistics.first_prompt, statistics.per_prompt
-        group = xr.Dataset(
-            {
-                "weight": described(measured["weight"], "largest attention weights of a row of the first prompt", "1"),
-                "key": described(measured["key"].fillna(-1).astype("int32"), "token that the weight is on; -1: none", "tokens"),
-                "log_total": described(
-                    measured["log_total"], "logarithm of the sum of exponentials of the row's logits", "logits"
-                ),
-            }
-        )
-        group = group.assign_coords({axis: group[axis].astype("int64") for axis in ("query", "rank")})
-        if not of_prompts:
-            return group
-        weight, key, total = (of_prompts[name] for name in _OF_PROMPTS)
-        return group.assign(
-            prompt_weight=described(weight, "largest attention weights of every token's row; NaN in long prompts", "1"),
-            prompt_key=described(key.fillna(-1).astype("int32"), "token that the weight is on; -1: none", "tokens"),
-            prompt_log_total=described(total, "logarithm of the sum of exponentials of the row's logits", "logits"),
-        )
+        measured = {**statistics.first_prompt.data_vars, **statistics.per_prompt.data_vars}
+        keys = {name: measured[name].fillna(-1).astype("int32") for name in ("key", "prompt_key") if name in measured}
+        group = described_group(measured | keys, _TEXTS)
+        return group.assign_coords({axis: group[axis].astype("int64") for axis in ("query", "rank")})
 
 
 def _rows(valid: Bool[Tensor, "token"], marked: list[Bool[Tensor, "token"]], most: int) -> Int[Tensor, "row"]:

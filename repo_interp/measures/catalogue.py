@@ -6,8 +6,9 @@ returns a `measures.statistics.Measure`, or an object with the same parts.
 
 from __future__ import annotations
 
-from repo_interp.entry_points import MEASURES, called, made, names
-from repo_interp.errors import InputError
+from typing import Any
+
+from repo_interp.entry_points import MEASURES, named, names
 from repo_interp.measures.statistics import PARTS, Measure
 
 
@@ -18,12 +19,8 @@ def measure_names() -> tuple[str, ...]:
 
 def measure_named(name: str) -> Measure:
     """The measure `name` with its default parameters. Raises InputError naming those there are."""
-    measure = made(MEASURES, name)
-    if measure is None:
-        raise InputError(f"there is no measure {name!r}; there are {', '.join(measure_names())}")
-    whole = isinstance(measure, Measure) or all(hasattr(measure, part) for part in PARTS)
-    if getattr(measure, "name", None) != name or not whole:
-        raise InputError(
-            f"{called(MEASURES, name)} is a {type(measure).__name__}; wanted an object of that name with {', '.join(PARTS[1:])}"
-        )
-    return measure
+
+    def is_one(made: Any) -> bool:
+        return isinstance(made, Measure) or all(hasattr(made, part) for part in PARTS)
+
+    return named(MEASURES, name, is_one, f"an object of that name with {', '.join(PARTS[1:])}")

@@ -33,7 +33,7 @@ from repo_interp.measures.kernels.heads import Reduction, reduced, tokens_betwee
 from repo_interp.measures.kernels.rotary_components import BANDS, ComponentSums, frequency_bands, layer_frequencies
 from repo_interp.measures.kernels.rotation_angles import EDGES, PER_SIDE, RotationAngles, largest_difference, rotation_angles
 from repo_interp.measures.kernels.seen_pairs import pair_counts
-from repo_interp.measures.labels import Arrays, arrays, described
+from repo_interp.measures.labels import Arrays, arrays, described, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import Tokens, TokensOrNone
@@ -42,7 +42,7 @@ STILL = 0.1
 """Radians within which a component counts as unrotated."""
 
 Record = dict[str, tuple[tuple[str, ...], Tensor]]
-"""Axes (without `layer`) and values by name."""
+"""Axes and values by name."""
 
 _BY_PROMPT = {
     "vaf": ("variance of the logits that a component accounts for", "%"),
@@ -112,20 +112,20 @@ class Components(Measure):
         (measured,) = reduced(inputs, self.reductions(inputs, spans))
         angles, by_prompt = _angles(inputs, tokens, frequencies, self.sampled_per_side)
         sums = angles | {
-            "prompts": ((), frequencies.new_full((), len(tokens))),
-            "frequency_sum": (("component",), frequencies * len(tokens)),
-            "pairs": (("distance",), pair_counts(tokens, inputs.window).distance.sum(0)),
-            "logit_sum": (("head", "distance"), measured.logits),
-            "position_logit_sum": (("head", "distance"), position_bias_sums(inputs, tokens)),
-            "component_sum": (("head", "component", "distance"), measured.components)
+            "prompts": (("layer",), frequencies.new_full((), len(tokens))),
+            "frequency_sum": (("layer", "component"), frequencies * len(tokens)),
+            "pairs": (("layer", "distance"), pair_counts(tokens, inputs.window).distance.sum(0)),
+            "logit_sum": (("layer", "head", "distance"), measured.logits),
+            "position_logit_sum": (("layer", "head", "distance"), position_bias_sums(inputs, tokens)),
+            "component_sum": (("layer", "head", "component", "distance"), measured.components)
             if self.curves == "head"
-            else (("component", "distance"), measured.components[0]),
+            else (("layer", "component", "distance"), measured.components[0]),
         }
         explained = dict(measured.explained)
         if bool(frequencies.isnan().all()):
             explained["vaf_band"] = torch.full_like(explained["vaf_band"], torch.nan)
         for name, values in explained.items():
-            by_prompt[name] = ("prompt", "head", "band" if name == "vaf_band" else "component"), values
+            by_prompt[name] = ("prompt", "layer", "head", "band" if name == "vaf_band" else "component"), values
         if self.prompts == "mean":
             return Statistics(sums=_labelled(inputs, sums | _summed(by_prompt)))
         each = {name: (axes, values.float()) for name, (axes, values) in by_prompt.items()}
@@ -158,21 +158,14 @@ class Components(Measure):
             "turn_mean": sums["difference_sum"] / pairs.sum("distance") * frequency,
             "turn_upper": xr.DataArray([*EDGES[1:], np.inf], dims="turn", coords={"turn": list(EDGES)}),
         }
-        named = {name: described(array, *_SUMMARIES[name]) for name, array in arrays.items()}
-        if self.prompts == "each":
-            values = statistics.per_prompt
-            return xr.Dataset(named | {name: described(values[name], *_BY_PROMPT[name]) for name in _BY_PROMPT})
-        return xr.Dataset(named | _averaged(sums))
+        summaries = described_group(arrays, _SUMMARIES)
+        of_prompts = described_group(statistics.per_prompt, _BY_PROMPT) if self.prompts == "each" else _averaged(sums)
+        return summaries.assign(of_prompts)
 
 
 def _labelled(inputs: AttentionInputs, record: Record) -> Arrays:
-    """Tensors of one layer with labels, `layer` before `head`, or else first."""
-    placed = {}
-    for name, (axes, values) in record.items():
-        place = 1 if axes[:1] == ("prompt",) else 0
-        placed[name] = (*axes[:place], "layer", *axes[place:]), values
     components, distances = inputs.queries.shape[-1] // 2, inputs.valid.shape[1]
-    return arrays(inputs, placed, component=range(components), distance=range(distances), band=BANDS, turn=EDGES)
+    return arrays(inputs, record, component=range(components), distance=range(distances), band=BANDS, turn=EDGES)
 
 
 def _angles(inputs: AttentionInputs, tokens: Tensor, frequencies: Tensor, per_side: int) -> tuple[Record, Record]:
@@ -189,10 +182,10 @@ def _angles(inputs: AttentionInputs, tokens: Tensor, frequencies: Tensor, per_si
         unrotated = unrotated.masked_fill(reach.isnan(), torch.nan)
     pairs, difference = (expand_heads(part[None], inputs.heads)[0] for part in (sums.pairs, sums.difference))
     return (
-        {"turn_pairs": (("head", "component", "turn"), pairs), "difference_sum": (("head",), difference)},
+        {"turn_pairs": (("layer", "head", "component", "turn"), pairs), "difference_sum": (("layer", "head"), difference)},
         {
-            "position_reach": (("prompt", "head"), expand_heads(reach, inputs.heads)),
-            "still_share": (("prompt", "head"), expand_heads(unrotated, inputs.heads)),
+            "position_reach": (("prompt", "layer", "head"), expand_heads(reach, inputs.heads)),
+            "still_share": (("prompt", "layer", "head"), expand_heads(unrotated, inputs.heads)),
         },
     )
 

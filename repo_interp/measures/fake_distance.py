@@ -31,7 +31,7 @@ from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.kernels.fake_logits import Grid, KeyMoments, fake_axes, fake_correlation, key_moments
-from repo_interp.measures.labels import Arrays, arrays, described
+from repo_interp.measures.labels import Arrays, arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.values import Count, PositiveOrZero
 
@@ -44,7 +44,7 @@ _DESCRIBED = {
 
 
 @dataclass(frozen=True)
-class FakeDistance(Measure):
+class FakeDistance(Measure, needs=Needs(nan=("r",))):
     """The measure `fake_distance`."""
 
     queries: Count = 1
@@ -58,11 +58,6 @@ class FakeDistance(Measure):
     nope_base: PositiveOrZero = 0.0
     """0: NoPE layers as they are. Otherwise the RoPE base by which they are asked to rotate."""
     name: str = "fake_distance"
-
-    @property
-    def needs(self) -> Needs:
-        """What some prompts, layers or heads lack, and ratios and correlations that are undefined, are NaN."""
-        return Needs(nan=("r",))
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """r [prompt, layer, head]; on request the axes of the first prompt."""
@@ -132,8 +127,7 @@ class FakeDistance(Measure):
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `fake_distance` of a run."""
-        measured = {**statistics.per_prompt.data_vars, **statistics.first_prompt.data_vars}
-        return xr.Dataset({name: described(measured[name], *text) for name, text in _DESCRIBED.items() if name in measured})
+        return described_group({**statistics.per_prompt.data_vars, **statistics.first_prompt.data_vars}, _DESCRIBED)
 
 
 def bias_by_distance(inputs: AttentionInputs) -> Float[Tensor, "prompt head distance"] | None:

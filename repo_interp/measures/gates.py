@@ -33,7 +33,7 @@ from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts
 from repo_interp.measures.kernels.gate_sums import GateSums, gate_sums, last_segment_sums, position_map
 from repo_interp.measures.kernels.segmentation import Draws, Kinds, chance, generator, segment_edges, shuffled_edges
-from repo_interp.measures.labels import described, masked_to_nan, of_layer
+from repo_interp.measures.labels import Record, arrays, described_group
 from repo_interp.measures.statistics import Needs, SegmentMeasure, Statistics
 from repo_interp.positions.layouts import CONTEXTUAL
 from repo_interp.values import CountOrNone, Seed, Tokens
@@ -41,21 +41,30 @@ from repo_interp.values import CountOrNone, Seed, Tokens
 SEPARATOR = "separator"
 KINDS = ("sections", "paragraphs", "lines", "sentences", "blocks")
 _TOKENS = {
-    "gate_by_token": ("key", "mean gate of each token over the queries that see it", "1"),
-    "counted": ("query", "what a query counts in all, p_i0, at most the largest position", "positions"),
-    "gate_sum": ("query", "sum of a query's gates, without a largest position", "positions"),
+    "gate_by_token": ("mean gate of each token over the queries that see it", "1"),
+    "counted": ("what a query counts in all, p_i0, at most the largest position", "positions"),
+    "gate_sum": ("sum of a query's gates, without a largest position", "positions"),
 }
 _SEPARATORS = {
-    "separator_share": "share of the gates' sum on separators",
-    "separator_share_shuffled": "the same for as many random tokens, mean over draws",
-    "separator_share_chance": "share of random choices of tokens with at least as much of the gates' sum",
-    "separator_gate": "mean gate of separators, over pairs",
-    "other_gate": "mean gate of all other tokens, over pairs",
+    "separator_share": ("share of the gates' sum on separators", "1"),
+    "separator_share_shuffled": ("the same for as many random tokens, mean over draws", "1"),
+    "separator_share_chance": ("share of random choices of tokens with at least as much of the gates' sum", "1"),
+    "separator_gate": ("mean gate of separators, over pairs", "1"),
+    "other_gate": ("mean gate of all other tokens, over pairs", "1"),
 }
-_MASS = {
-    "last_segment_mass": "attention from position alone on the query's own segment, mean over queries",
-    "last_segment_shuffled": "the same for shuffled segments, mean over draws",
-    "last_segment_chance": "share of shuffled segments with at least as much attention from position alone",
+_OTHERS = {
+    "last_segment_mass": ("attention from position alone on the query's own segment, mean over queries", "1"),
+    "last_segment_shuffled": ("the same for shuffled segments, mean over draws", "1"),
+    "last_segment_chance": ("share of shuffled segments with at least as much attention from position alone", "1"),
+    # Per layer: a layer with a window sees other pairs.
+    "separator_share_even": ("share of equal gates on separators", "1"),
+    "last_segment_even": ("even attention on the query's own segment, mean over queries", "1"),
+    "largest_position": ("contextual positions beyond are taken for this one", "positions"),
+    "position_attention": ("attention from position alone, every row scaled to a maximum of 1", "1"),
+}
+_OF_PROMPTS = {
+    "last_segment_queries": ("queries behind the first segment, over which masses are means", "tokens"),
+    "separator": ("1 where a token separates, -1 for padding", "1"),
 }
 
 
@@ -82,36 +91,25 @@ class Gates(SegmentMeasure):
             segments=self.kinds,
             schemes=CONTEXTUAL,
             infinite=("largest_position",),
-            nan=(
-                *_TOKENS,
-                *_SEPARATORS,
-                *_MASS,
-                "separator_share_even",
-                "last_segment_even",
-                "largest_position",
-                "position_attention",
-            ),
+            nan=(*_TOKENS, *_SEPARATORS, *_OTHERS),
         )
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """All quantities of one layer, prompt by prompt. Raises InputError where a map of too long a prompt is asked for."""
         separators = spans.get(SEPARATOR, torch.zeros_like(inputs.valid)) & inputs.valid
-        arrays = {
+        separates = torch.where(inputs.valid, separators.to(torch.int8), -1).to(torch.int8)
+        record = {
             **_by_token(inputs, separators, self.draws, self.seed),
             **_last_segment(inputs, spans, self.kinds, self.draws, self.seed),
-            "separator": of_layer(
-                inputs,
-                ("prompt", "layer", "key"),
-                torch.where(inputs.valid, separators.to(torch.int8), -1).to(torch.int8),
-                key=np.arange(inputs.valid.shape[1]),
-            ),
+            "separator": (("prompt", "layer", "key"), separates),
         }
         mapped = [row for row, number in enumerate(inputs.prompts.tolist()) if number < self.maps]
         if mapped:
-            arrays["position_attention"] = self._maps(inputs, mapped)
-        return Statistics(per_prompt=xr.Dataset(arrays))
+            record["position_attention"] = (("prompt", "layer", "head", "query", "key"), self._maps(inputs, mapped))
+        places = np.arange(inputs.valid.shape[1])
+        return Statistics(per_prompt=arrays(inputs, record, query=places, key=places, kind=list(self.kinds)))
 
-    def _maps(self, inputs: AttentionInputs, mapped: list[int]) -> xr.DataArray:
+    def _maps(self, inputs: AttentionInputs, mapped: list[int]) -> Float[Tensor, "prompt head query key"]:
         prompts, heads, tokens, _ = inputs.queries.shape
         maps = torch.full((prompts, heads, tokens, tokens), torch.nan)
         for row in mapped:
@@ -123,45 +121,23 @@ class Gates(SegmentMeasure):
                 )
             if inputs.position_logits is not None:
                 maps[row] = position_map(select_prompts(inputs, slice(row, row + 1)))[0]
-        axes = ("prompt", "layer", "head", "query", "key")
-        return of_layer(inputs, axes, maps, query=np.arange(tokens), key=np.arange(tokens))
+        return maps
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `gates` of a run."""
-        measured = statistics.per_prompt
-        first = measured.isel(layer=0, drop=True)
-        group = {
-            **{name: described(measured[name], long_name, units) for name, (_, long_name, units) in _TOKENS.items()},
-            **{name: described(measured[name], long_name, "1") for name, long_name in (_SEPARATORS | _MASS).items()},
-            # Per layer: a layer with a window sees other pairs.
-            "separator_share_even": described(measured["separator_share_even"], "share of equal gates on separators", "1"),
-            "last_segment_even": described(
-                measured["last_segment_even"], "even attention on the query's own segment, mean over queries", "1"
-            ),
-            "last_segment_queries": described(
-                first["last_segment_queries"], "queries behind the first segment, over which masses are means", "tokens"
-            ),
-            "separator": described(first["separator"], "1 where a token separates, -1 for padding", "1"),
-            "largest_position": described(
-                measured["largest_position"].max("prompt"), "contextual positions beyond are taken for this one", "positions"
-            ),
-        }
-        if "position_attention" in measured:
-            long_name = "attention from position alone, every row scaled to a maximum of 1"
-            group["position_attention"] = described(measured["position_attention"], long_name, "1")
-        return xr.Dataset(group)
+        measured = statistics.per_prompt.assign(largest_position=statistics.per_prompt["largest_position"].max("prompt"))
+        of_prompts = measured[list(_OF_PROMPTS)].isel(layer=0, drop=True)
+        return described_group(measured, _TOKENS | _SEPARATORS | _OTHERS).assign(described_group(of_prompts, _OF_PROMPTS))
 
 
-def _by_token(
-    inputs: AttentionInputs, separators: Bool[Tensor, "prompt token"], draws: int, seed: int
-) -> dict[str, xr.DataArray]:
+def _by_token(inputs: AttentionInputs, separators: Bool[Tensor, "prompt token"], draws: int, seed: int) -> Record:
     prompts, heads, tokens, _ = inputs.queries.shape
     sums = _unknown_sums(inputs) if inputs.gate_features is None else gate_sums(inputs)
-    seen = sums.queries[:, None]
+    padding = ~inputs.valid[:, None]
     values = {
-        "gate_by_token": masked_to_nan(sums.by_key / seen.clamp_min(1), inputs.valid).float(),
-        "counted": masked_to_nan(sums.by_query.clamp(max=inputs.largest_position), inputs.valid).float(),
-        "gate_sum": masked_to_nan(sums.by_query, inputs.valid).float(),
+        "gate_by_token": sums.by_key / sums.queries[:, None].clamp_min(1),
+        "counted": sums.by_query.clamp(max=inputs.largest_position),
+        "gate_sum": sums.by_query,
     }
     share = {name: torch.full((prompts, heads), torch.nan, dtype=torch.float64) for name in _SEPARATORS}
     even = torch.full((prompts,), torch.nan, dtype=torch.float64)
@@ -183,16 +159,16 @@ def _by_token(
         share["separator_share_chance"][row] = chance(shuffled, observed)
         share["separator_gate"][row] = by_key[:, here].sum(-1) / pairs[chosen].sum()
         share["other_gate"][row] = by_key[:, ~here].sum(-1) / pairs[valid & ~chosen].sum()
-    places = np.arange(tokens)
     largest = inputs.largest_position if inputs.gate_features is not None else torch.nan
+    of_heads, axis = ("prompt", "layer", "head"), {"gate_by_token": "key"}
     return {
         **{
-            name: of_layer(inputs, ("prompt", "layer", "head", axis), values[name], **{axis: places})
-            for name, (axis, _, _) in _TOKENS.items()
+            name: ((*of_heads, axis.get(name, "query")), of_tokens.masked_fill(padding, torch.nan).float())
+            for name, of_tokens in values.items()
         },
-        **{name: of_layer(inputs, ("prompt", "layer", "head"), of_heads) for name, of_heads in share.items()},
-        "separator_share_even": of_layer(inputs, ("prompt", "layer"), even),
-        "largest_position": of_layer(inputs, ("prompt", "layer"), np.full(prompts, largest)),
+        **{name: (of_heads, of_prompts) for name, of_prompts in share.items()},
+        "separator_share_even": (("prompt", "layer"), even),
+        "largest_position": (("prompt", "layer"), np.full(prompts, largest)),
     }
 
 
@@ -202,9 +178,7 @@ def _unknown_sums(inputs: AttentionInputs) -> GateSums:
     return GateSums(unknown, unknown, torch.ones_like(inputs.valid, dtype=torch.long))
 
 
-def _last_segment(
-    inputs: AttentionInputs, spans: Spans, kinds: tuple[str, ...], draws: int, seed: int
-) -> dict[str, xr.DataArray]:
+def _last_segment(inputs: AttentionInputs, spans: Spans, kinds: tuple[str, ...], draws: int, seed: int) -> Record:
     prompts, tokens = inputs.valid.shape
     layouts = 1 + draws
     first = torch.zeros(prompts, len(kinds), layouts, tokens, dtype=torch.long, device=inputs.valid.device)
@@ -229,14 +203,11 @@ def _last_segment(
         mass = (sums.unflatten(2, (len(kinds), layouts)) / over[:, None]).cpu()
         even = (even_sums.unflatten(1, (len(kinds), layouts)) / over).cpu()
     observed, drawn = mass[..., 0], mass[..., 1:].movedim(-1, 0)
-    values: dict[str, Float[Tensor, "prompt head kind"]] = {
-        "last_segment_mass": observed,
-        "last_segment_shuffled": drawn.mean(0),
-        "last_segment_chance": chance(drawn, observed),
-    }
-    axes, named = ("prompt", "layer", "head", "kind"), list(kinds)
+    by_head, by_prompt = ("prompt", "layer", "head", "kind"), ("prompt", "layer", "kind")
     return {
-        **{name: of_layer(inputs, axes, of_heads, kind=named) for name, of_heads in values.items()},
-        "last_segment_even": of_layer(inputs, ("prompt", "layer", "kind"), even[..., 0], kind=named),
-        "last_segment_queries": of_layer(inputs, ("prompt", "layer", "kind"), queries[..., 0], kind=named),
+        "last_segment_mass": (by_head, observed),
+        "last_segment_shuffled": (by_head, drawn.mean(0)),
+        "last_segment_chance": (by_head, chance(drawn, observed)),
+        "last_segment_even": (by_prompt, even[..., 0]),
+        "last_segment_queries": (by_prompt, queries[..., 0]),
     }

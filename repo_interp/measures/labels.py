@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 import xarray as xr
 from torch import Tensor
 
@@ -143,7 +142,12 @@ def arrays(inputs: AttentionInputs, record: Record, **labels: Any) -> Arrays:
 
     Prompts, heads and tokens have the labels that `of_layer` gives them; labels of other axes are given by name.
     """
-    known = _labels(inputs) | labels
+    known = {
+        "layer": [inputs.layer],
+        "prompt": inputs.prompts.tolist(),
+        "head": np.arange(inputs.heads),
+        "token": np.arange(inputs.valid.shape[1]),
+    } | labels
     used = dict.fromkeys(axis for axes, _ in record.values() for axis in axes)
     return Arrays(
         {name: (tuple(axes), _with_layer(axes, values)) for name, (axes, values) in record.items()},
@@ -156,24 +160,12 @@ def _with_layer(axes: Sequence[str], values: Tensor | np.ndarray) -> np.ndarray:
     return np.expand_dims(array, list(axes).index("layer"))
 
 
-def _labels(inputs: AttentionInputs) -> dict[str, Any]:
-    return {
-        "layer": [inputs.layer],
-        "prompt": inputs.prompts.tolist(),
-        "head": np.arange(inputs.heads),
-        "token": np.arange(inputs.valid.shape[1]),
-    }
-
-
 def of_layer(inputs: AttentionInputs, axes: Sequence[str], values: Tensor | np.ndarray, **coordinates: Any) -> xr.DataArray:
     """`values` of one layer with their `axes`, among them `layer` (length 1) and, where named, `prompt`, `head` and `token`.
 
     `values` come without the axis `layer`, which is put where `axes` has it; other coordinates are given by name.
     """
-    known = _labels(inputs)
-    coords = {axis: coordinates.get(axis, known.get(axis)) for axis in axes}
-    named = {axis: label for axis, label in coords.items() if label is not None}
-    return xr.DataArray(_with_layer(axes, values), dims=list(axes), coords=named)
+    return arrays(inputs, {"values": (axes, values)}, **coordinates).dataset()["values"].rename(None)
 
 
 def described(array: xr.DataArray, long_name: str, units: str) -> xr.DataArray:
@@ -181,12 +173,17 @@ def described(array: xr.DataArray, long_name: str, units: str) -> xr.DataArray:
     return array.assign_attrs(long_name=long_name, units=units)
 
 
+def described_group(
+    values: Mapping[str, Any] | xr.Dataset, texts: Mapping[str, tuple[str, str]], coordinates: Mapping[str, Any] | None = None
+) -> xr.Dataset:
+    """The variables of `values` that `texts` names, in its order, with their long names and units.
+
+    `values`: a Dataset; or by name DataArrays, or axes and values, with the `coordinates` of their axes.
+    """
+    group = values if isinstance(values, xr.Dataset) else xr.Dataset(dict(values), coordinates)
+    return xr.Dataset({name: described(group[name], *text) for name, text in texts.items() if name in group})
+
+
 def parameter_attributes(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters as attributes of a group: numbers and texts as they are, sequences as lists."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in parameters.items()}
-
-
-def masked_to_nan(values: Tensor, valid: Tensor) -> Tensor:
-    """`values` [prompt, ..., token] with NaN where a token is padding."""
-    mask = valid.reshape(valid.shape[0], *([1] * (values.dim() - 2)), valid.shape[1])
-    return torch.where(mask, values, torch.full_like(values, float("nan")))

@@ -21,14 +21,16 @@ from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts
 from repo_interp.measures.fake_distance import bias_by_distance, last_queries
 from repo_interp.measures.kernels.block_means import block_size, fake_block_means, logit_block_means
-from repo_interp.measures.labels import described, of_layer
+from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.values import shortened
 
 _DESCRIBED = {
     "logit_map": ("mean logit over a block of queries and keys of the first prompt", "logits"),
     "fake_map": ("mean fake-distance logit of the last query of the first prompt, over a block of distances and keys", "logits"),
+    "block_size": ("tokens, or distances, a block", "tokens"),
 }
+_BLOCKS = ("query_block", "distance_block", "key_block")
 _AXES = {"logit_map": ("query_block", "key_block"), "fake_map": ("distance_block", "key_block")}
 
 
@@ -69,20 +71,16 @@ class Maps(Measure):
         starts = range(0, tokens, size)
         logits = logit_block_means(prompt, size)[0, :, : len(starts), : len(starts)]
         maps = {"logit_map": logits, "fake_map": _fake_map(prompt, size, len(starts))}
-        labelled = {
-            # Rounded to float32: so the compressed run file is smaller.
-            name: of_layer(inputs, ("layer", "head", *axes), maps[name].float().double(), **dict.fromkeys(axes, starts))
-            for name, axes in _AXES.items()
-        }
-        size_of_blocks = of_layer(inputs, ("layer",), torch.tensor(size))
-        return Statistics(first_prompt=xr.Dataset({**labelled, "block_size": size_of_blocks}))
+        # Rounded to float32: so the compressed run file is smaller.
+        record = {name: (("layer", "head", *axes), maps[name].float().double()) for name, axes in _AXES.items()}
+        labels = dict.fromkeys(_BLOCKS, starts)
+        return Statistics(first_prompt=arrays(inputs, record | {"block_size": (("layer",), torch.tensor(size))}, **labels))
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `maps` of a run."""
         measured = statistics.first_prompt
-        group = xr.Dataset({name: described(measured[name], *text) for name, text in _DESCRIBED.items()})
-        group["block_size"] = described(measured["block_size"].max(), "tokens, or distances, a block", "tokens")
-        return group.assign_coords({axis: group[axis].astype("int64") for axis in ("query_block", "distance_block", "key_block")})
+        group = described_group(measured.assign(block_size=measured["block_size"].max()), _DESCRIBED)
+        return group.assign_coords({axis: group[axis].astype("int64") for axis in _BLOCKS})
 
 
 def _layers_and_heads(text: str) -> tuple[range, range]:

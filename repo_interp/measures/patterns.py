@@ -26,7 +26,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
-from repo_interp.measures.labels import arrays, described
+from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.positions.layouts import LEARNED
 from repo_interp.values import PositiveOrZero
@@ -34,6 +34,12 @@ from repo_interp.values import PositiveOrZero
 PATTERNS = ("constant", "mono", "hybrid")
 CHUNK_SIZES = (8, 16, 32, 64)
 EPSILONS = (0.05, 0.1, 0.2, 0.4, 0.8)
+_TEXTS = {
+    "chunk_pattern": ("pattern of each chunk: 0 constant, 1 mono, 2 hybrid, -1 none", "1"),
+    "pattern_share": ("share of a head's chunks with each pattern", "1"),
+    "pattern_share_all": ("share of the chunks with each pattern, over the layers that learn positions", "1"),
+    "sensitivity": ("share of each pattern by chunk size and tolerance, over the layers that learn positions", "1"),
+}
 
 
 def chunk_patterns(
@@ -86,7 +92,7 @@ def _from_first_valid(positions: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Patterns(Measure):
+class Patterns(Measure, needs=Needs(tensors=("positions",))):
     """The measure `patterns`."""
 
     chunk_size: Annotated[int, Interval(ge=2, le=65_536)] = 16
@@ -96,11 +102,6 @@ class Patterns(Measure):
     last_chunk: Literal["drop", "keep"] = "drop"
     """`drop` or `keep` a last chunk of fewer tokens."""
     name: str = "patterns"
-
-    @property
-    def needs(self) -> Needs:
-        """Positions alone."""
-        return Needs(tensors=("positions",))
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Chunk patterns, and how many chunks of each pattern a grid of chunk sizes and tolerances finds where positions are learned."""
@@ -116,22 +117,14 @@ class Patterns(Measure):
                 for column, epsilon in enumerate(EPSILONS):
                     patterns = _patterns(*of_size, epsilon)
                     counts[row, column] = [int((patterns == pattern).sum()) for pattern in range(len(PATTERNS))]
+        per_prompt = {"chunk_pattern": (("prompt", "layer", "head", "chunk"), chunks.to(torch.int8))}
+        sums = {
+            "sensitivity_chunks": (("layer", "chunk_size", "epsilon", "pattern"), counts),
+            "learned": (("layer",), np.array(float(inputs.scheme in LEARNED))),
+        }
         return Statistics(
-            per_prompt=arrays(
-                inputs,
-                {"chunk_pattern": (("prompt", "layer", "head", "chunk"), chunks.to(torch.int8))},
-                chunk=range(chunks.shape[-1]),
-            ),
-            sums=arrays(
-                inputs,
-                {
-                    "sensitivity_chunks": (("layer", "chunk_size", "epsilon", "pattern"), counts),
-                    "learned": (("layer",), np.array(float(inputs.scheme in LEARNED))),
-                },
-                chunk_size=CHUNK_SIZES,
-                epsilon=EPSILONS,
-                pattern=PATTERNS,
-            ),
+            per_prompt=arrays(inputs, per_prompt, chunk=range(chunks.shape[-1])),
+            sums=arrays(inputs, sums, chunk_size=CHUNK_SIZES, epsilon=EPSILONS, pattern=PATTERNS),
         )
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
@@ -140,23 +133,13 @@ class Patterns(Measure):
         counts = xr.concat([(chunk_pattern == code).sum(("prompt", "chunk")) for code in range(len(PATTERNS))], dim="pattern")
         counts = counts.assign_coords(pattern=list(PATTERNS)).transpose("layer", "head", "pattern")
         learned = statistics.sums["learned"] > 0
-        grid = statistics.sums["sensitivity_chunks"].sum("layer")
-        return xr.Dataset(
-            {
-                "chunk_pattern": described(chunk_pattern, "pattern of each chunk: 0 constant, 1 mono, 2 hybrid, -1 none", "1"),
-                "pattern_share": described(_share(counts), "share of a head's chunks with each pattern", "1"),
-                "pattern_share_all": described(
-                    _share(counts.where(learned, 0).sum(("layer", "head"))),
-                    "share of the chunks with each pattern, over the layers that learn positions",
-                    "1",
-                ),
-                "sensitivity": described(
-                    _share(grid),
-                    "share of each pattern by chunk size and tolerance, over the layers that learn positions",
-                    "1",
-                ),
-            }
-        )
+        shares = {
+            "pattern_share": counts,
+            "pattern_share_all": counts.where(learned, 0).sum(("layer", "head")),
+            "sensitivity": statistics.sums["sensitivity_chunks"].sum("layer"),
+        }
+        measured = {"chunk_pattern": chunk_pattern} | {name: _share(of) for name, of in shares.items()}
+        return described_group(measured, _TEXTS)
 
 
 def _share(counts: xr.DataArray) -> xr.DataArray:

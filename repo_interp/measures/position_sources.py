@@ -39,7 +39,7 @@ from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.kernels.gate_sums import gate_sums
 from repo_interp.measures.kernels.segmentation import INSIDE, STARTS, Kinds
 from repo_interp.measures.kernels.variance_shares import Explained, Predictors, explained
-from repo_interp.measures.labels import described, of_layer
+from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.segments import KINDS
 from repo_interp.measures.statistics import Needs, SegmentMeasure, Statistics
 from repo_interp.values import Positive
@@ -52,6 +52,19 @@ LEAST = 2
 """Different prompts that are needed."""
 _UNNAMED = ("rest", "separator")
 """Spans that are no segments."""
+_TEXTS = {
+    "share": ("share of a head's position variance that a source explains on held-out prompts, mean over orders of sources", "1"),
+    "alone": ("held-out R squared of one source without the others", "1"),
+    "unique": ("held-out R squared that is lost without a source", "1"),
+    "r_squared": ("held-out R squared of all sources: the sum of their shares", "1"),
+    "r_squared_error": ("standard error of R squared over folds", "1"),
+    "follows_from_token": (
+        f"1 where the token alone explains {FOLLOWS:g} of a head's position variance, -1 for a head without any",
+        "1",
+    ),
+    "counted_share": ("share of tokens that, with the one before them, occur in prompts of other folds", "1"),
+    "counted_tokens": ("tokens that shares are taken over", "tokens"),
+}
 
 
 @dataclass(frozen=True)
@@ -104,22 +117,10 @@ class PositionSources(SegmentMeasure):
                 places["number"][row, column, : len(index)] = number[index]
                 places["place"][row, column, : len(index)] = place[index]
         axes = ("prompt", "layer", "segment", "sample")
-        return Statistics(
-            per_prompt=xr.Dataset(
-                {
-                    "value": of_layer(inputs, ("prompt", "layer", "head", "sample"), kept, sample=np.arange(count)),
-                    **{
-                        name: of_layer(inputs, (*axes[:2], "sample"), of_all, sample=np.arange(count))
-                        for name, of_all in ids.items()
-                    },
-                    **{
-                        name: of_layer(inputs, axes, of_all, segment=list(names), sample=np.arange(count))
-                        for name, of_all in places.items()
-                    },
-                    "content": of_layer(inputs, ("prompt", "layer"), contents),
-                }
-            )
-        )
+        record = {"value": (("prompt", "layer", "head", "sample"), kept), "content": (axes[:2], contents)}
+        record |= {name: ((*axes[:2], "sample"), of_all) for name, of_all in ids.items()}
+        record |= {name: (axes, of_all) for name, of_all in places.items()}
+        return Statistics(per_prompt=arrays(inputs, record, segment=list(names), sample=np.arange(count)))
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `position_sources` of a run; NaN where fewer than two different prompts were observed."""
@@ -151,47 +152,22 @@ class PositionSources(SegmentMeasure):
 
 def _group(result: Explained, measured: xr.Dataset, counted_share: float, counted_tokens: int) -> xr.Dataset:
     shape = (measured.sizes["layer"], measured.sizes["head"])
-    axes = {"layer": measured["layer"].values, "head": measured["head"].values}
-
-    def labelled(values: np.ndarray, long_name: str, **further: Any) -> xr.DataArray:
-        shaped = values.reshape(*shape, *values.shape[1:])
-        return described(xr.DataArray(shaped, {**axes, **further}, ("layer", "head", *further)), long_name, "1")
-
-    shares = np.concatenate([result.share, 1 - result.r_squared[:, None]], axis=1)
-    nothing = np.full((len(shares), 1), np.nan)
-    sources = [*SOURCES, REST]
     token = result.alone[:, SOURCES.index("token")]
-    follows = np.where(np.isfinite(token), token >= FOLLOWS, -1).astype(np.int8)
-    return xr.Dataset(
-        {
-            "share": labelled(
-                shares,
-                "share of a head's position variance that a source explains on held-out prompts, mean over orders of sources",
-                source=sources,
-            ),
-            "alone": labelled(
-                np.concatenate([result.alone, nothing], axis=1),
-                "held-out R squared of one source without the others",
-                source=sources,
-            ),
-            "unique": labelled(
-                np.concatenate([result.unique, nothing], axis=1),
-                "held-out R squared that is lost without a source",
-                source=sources,
-            ),
-            "r_squared": labelled(result.r_squared, "held-out R squared of all sources: the sum of their shares"),
-            "r_squared_error": labelled(result.error, "standard error of R squared over folds"),
-            "follows_from_token": labelled(
-                follows, f"1 where the token alone explains {FOLLOWS:g} of a head's position variance, -1 for a head without any"
-            ),
-            "counted_share": described(
-                xr.DataArray(counted_share),
-                "share of tokens that, with the one before them, occur in prompts of other folds",
-                "1",
-            ),
-            "counted_tokens": described(xr.DataArray(counted_tokens), "tokens that shares are taken over", "tokens"),
-        }
-    )
+    nothing = np.full((len(token), 1), np.nan)
+    of_heads = {
+        "share": np.concatenate([result.share, 1 - result.r_squared[:, None]], axis=1),
+        "alone": np.concatenate([result.alone, nothing], axis=1),
+        "unique": np.concatenate([result.unique, nothing], axis=1),
+        "r_squared": result.r_squared,
+        "r_squared_error": result.error,
+        "follows_from_token": np.where(np.isfinite(token), token >= FOLLOWS, -1).astype(np.int8),
+    }
+    axes = ("layer", "head", "source")
+    values: dict[str, Any] = {
+        name: (axes[: 1 + of_head.ndim], of_head.reshape(*shape, *of_head.shape[1:])) for name, of_head in of_heads.items()
+    }
+    values |= {"counted_share": ((), counted_share), "counted_tokens": ((), counted_tokens)}
+    return described_group(values, _TEXTS, {**{axis: measured[axis].values for axis in axes[:2]}, "source": [*SOURCES, REST]})
 
 
 def _quantity(inputs: AttentionInputs) -> Float[Tensor, "prompt head token"]:

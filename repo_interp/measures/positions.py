@@ -16,8 +16,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
-from repo_interp.measures.labels import arrays, described, masked_to_nan
+from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
+
+_TEXTS = {
+    "position": ("position of each token", "positions"),
+    "position_range": ("largest minus smallest position of a prompt", "positions"),
+}
 
 
 def position_range(positions: Float[Tensor, "... token"], valid: Bool[Tensor, "... token"]) -> Float[Tensor, "..."]:
@@ -29,41 +34,23 @@ def position_range(positions: Float[Tensor, "... token"], valid: Bool[Tensor, ".
 
 
 @dataclass(frozen=True)
-class Positions(Measure):
+class Positions(Measure, needs=Needs(tensors=("positions",), nan=tuple(_TEXTS))):
     """The measure `positions`."""
 
     name: str = "positions"
-
-    @property
-    def needs(self) -> Needs:
-        """Positions alone; NaN where a layer has none."""
-        return Needs(tensors=("positions",), nan=("position", "position_range"))
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Positions [prompt, layer, head, token] and their ranges [prompt, layer, head]; NaN where a layer has no positions."""
         positions = inputs.head_positions
         if positions is None:
-            shape = (inputs.valid.shape[0], inputs.heads, inputs.valid.shape[1])
-            positions = torch.full(shape, float("nan"), device=inputs.valid.device)
+            positions = torch.full(inputs.queries.shape[:3], float("nan"), device=inputs.valid.device)
         valid = inputs.valid[:, None]
-        return Statistics(
-            per_prompt=arrays(
-                inputs,
-                {
-                    "position": (("prompt", "layer", "head", "token"), masked_to_nan(positions, inputs.valid).float()),
-                    "position_range": (("prompt", "layer", "head"), position_range(positions.double(), valid)),
-                },
-            )
-        )
+        record = {
+            "position": (("prompt", "layer", "head", "token"), positions.float().masked_fill(~valid, torch.nan)),
+            "position_range": (("prompt", "layer", "head"), position_range(positions.double(), valid)),
+        }
+        return Statistics(per_prompt=arrays(inputs, record))
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `positions` of a run."""
-        measured = statistics.per_prompt
-        return xr.Dataset(
-            {
-                "position": described(measured["position"], "position of each token", "positions"),
-                "position_range": described(
-                    measured["position_range"], "largest minus smallest position of a prompt", "positions"
-                ),
-            }
-        )
+        return described_group(statistics.per_prompt, _TEXTS)

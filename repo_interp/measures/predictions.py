@@ -12,21 +12,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+import numpy as np
 import torch
 import xarray as xr
 from annotated_types import Interval
 
 from repo_interp.inputs import AttentionInputs, Predictions, Spans
 from repo_interp.measures.attention_rows import rows_of_interest
-from repo_interp.measures.labels import described
+from repo_interp.measures.labels import Arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 
 _ROWS = 32
 """Rows whose logits exist at a time: enough that reading the unembedding does not cost more than multiplying by it."""
+_TEXTS = {
+    "probability": ("largest probabilities of the next token, after a token of the first prompt", "1"),
+    "next_token": ("token id that the probability is of", "1"),
+    "probability_of_next": ("probability of the token that does follow; NaN after the last", "1"),
+    "rank_of_next": ("tokens that are likelier than the one that does follow; -1 after the last", "tokens"),
+}
 
 
 @dataclass(frozen=True)
-class NextTokens(Measure):
+class NextTokens(Measure, needs=Needs(tensors=(), predictions=True)):
     """The measure `predictions`."""
 
     rows: Annotated[int, Interval(ge=1, le=65_536)] = 512
@@ -34,11 +41,6 @@ class NextTokens(Measure):
     candidates: Annotated[int, Interval(ge=1, le=4096)] = 8
     """Likeliest next tokens after each."""
     name: str = "predictions"
-
-    @property
-    def needs(self) -> Needs:
-        """Predictions alone."""
-        return Needs(tensors=(), predictions=True)
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Nothing: what single layers compute does not matter."""
@@ -58,30 +60,18 @@ class NextTokens(Measure):
             for some, after in zip(rows.split(_ROWS), following.split(_ROWS), strict=True)
         ]
         probability, token, actual, place = (torch.cat(part).cpu() for part in zip(*parts, strict=True))
-        coords = {"token": rows.cpu().numpy(), "rank": range(count)}
         both, one = ("token", "rank"), ("token",)
-        return Statistics(
-            first_prompt=xr.Dataset(
-                {
-                    "probability": (both, probability.float().numpy()),
-                    "next_token": (both, token.int().numpy()),
-                    "probability_of_next": (one, actual.float().numpy()),
-                    "rank_of_next": (one, place.int().numpy()),
-                },
-                coords=coords,
-            )
-        )
+        values = {
+            "probability": (both, probability.float().numpy()),
+            "next_token": (both, token.int().numpy()),
+            "probability_of_next": (one, actual.float().numpy()),
+            "rank_of_next": (one, place.int().numpy()),
+        }
+        return Statistics(first_prompt=Arrays(values, {"token": rows.cpu().numpy(), "rank": np.arange(count)}))
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `predictions` of a run."""
-        measured = statistics.first_prompt
-        described_as = {
-            "probability": ("largest probabilities of the next token, after a token of the first prompt", "1"),
-            "next_token": ("token id that the probability is of", "1"),
-            "probability_of_next": ("probability of the token that does follow; NaN after the last", "1"),
-            "rank_of_next": ("tokens that are likelier than the one that does follow; -1 after the last", "tokens"),
-        }
-        return measured.assign({name: described(measured[name], *text) for name, text in described_as.items()})
+        return described_group(statistics.first_prompt, _TEXTS)
 
 
 def _of_rows(logits: torch.Tensor, following: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:

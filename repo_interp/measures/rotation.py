@@ -33,11 +33,10 @@ from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans
-from repo_interp.measures.kernels.closed_form import ClosedForm, Semantic, closed_form_correlation
-from repo_interp.measures.kernels.heads import Fold, HeadBlock, Reduction, reduced
-from repo_interp.measures.kernels.logit_sums import is_bilinear
+from repo_interp.measures.kernels.closed_form import ClosedForm, Semantic
+from repo_interp.measures.kernels.heads import Reduction, reduced
 from repo_interp.measures.kernels.rotation_angles import largest_difference
-from repo_interp.measures.labels import arrays, described
+from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.positions.layouts import LEARNED
 from repo_interp.positions.rotary import expand_heads
@@ -77,7 +76,7 @@ class PairStatistics:
 
 
 @dataclass(frozen=True)
-class Rotation(Measure):
+class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
     """The measure `rotation`."""
 
     training_length: Tokens | None = None
@@ -97,18 +96,12 @@ class Rotation(Measure):
     """The g of the closed form: "signed" or "printed"."""
     name: str = "rotation"
 
-    @property
-    def needs(self) -> Needs:
-        """What some prompts, layers or heads lack, and ratios and correlations that are undefined, are NaN."""
-        return Needs(nan=("closed_form_r", "max_rotation"))
-
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Sums over tokens of each component; rotations and closed-form correlations of each prompt."""
         tokens = inputs.valid.sum(-1).to(torch.float64)
         if _rotates(inputs):
-            pairs = _PairsOf(self)
-            statistics, rotation, correlation = reduced(inputs, [pairs])[0] if is_bilinear(inputs) else pairs.written_out(inputs)
-            weight = tokens[:, None, None]
+            statistics, rotation, closed_form = self._pairs(inputs)
+            (correlation,), weight = reduced(inputs, [closed_form]), tokens[:, None, None]
         else:
             nothing = torch.full((*inputs.queries.shape[:2], inputs.queries.shape[-1] // 2), torch.nan, dtype=torch.float64)
             statistics, rotation, correlation, weight = _nothing(nothing), nothing, nothing[..., 0], 1
@@ -136,7 +129,15 @@ class Rotation(Measure):
 
     def reductions(self, inputs: AttentionInputs, spans: Spans) -> tuple[Reduction, ...]:
         """The closed form's correlation with the logits."""
-        return (_PairsOf(self),) if _rotates(inputs) and is_bilinear(inputs) else ()
+        return (self._pairs(inputs)[2],) if _rotates(inputs) else ()
+
+    def _pairs(self, inputs: AttentionInputs) -> tuple[PairStatistics, Tensor, ClosedForm]:
+        """Statistics and rotations of pairs, and the closed form of those that are slow dominating: kept with `inputs`."""
+        if self not in inputs.results:
+            statistics, rotation = pair_statistics(inputs), max_rotation(inputs, self.training_length)
+            chosen = self.slow_dominating(statistics, rotation)
+            inputs.results[self] = statistics, rotation, ClosedForm(chosen, statistics.key_mean, self.semantic)
+        return inputs.results[self]
 
     def slow_dominating(
         self, pairs: PairStatistics, rotation: Float[Tensor, "*head component"]
@@ -168,46 +169,7 @@ class Rotation(Measure):
         group["max_rotation"] = rotation
         group["slow_dominating"] = rotation.copy(data=np.where(np.isnan(rotation.values), -1, slow).astype(np.int8))
         group["closed_form_r"] = per_prompt["closed_form_r"]
-        names = {**_MEANS, **_OTHERS}
-        return xr.Dataset({name: described(array, *names[name]) for name, array in group.items()})
-
-
-@dataclass(frozen=True)
-class _PairsOf(Reduction):
-    """Statistics of pairs, rotations, and correlations with the closed form, for the parameters of a measure."""
-
-    measure: Rotation
-
-    def start(self, inputs: AttentionInputs) -> Fold:
-        statistics, rotation, closed_form = self._chosen(inputs)
-        return _Pairs(statistics, rotation, closed_form.start(inputs))
-
-    def written_out(self, inputs: AttentionInputs) -> tuple[PairStatistics, Tensor, Tensor]:
-        """The same where logits are no dot product."""
-        statistics, rotation, asked = self._chosen(inputs)
-        return statistics, rotation, closed_form_correlation(inputs, asked.chosen, asked.key_mean, asked.semantic)
-
-    def _chosen(self, inputs: AttentionInputs) -> tuple[PairStatistics, Tensor, ClosedForm]:
-        statistics = pair_statistics(inputs)
-        rotation = max_rotation(inputs, self.measure.training_length)
-        chosen = self.measure.slow_dominating(statistics, rotation)
-        return statistics, rotation, ClosedForm(chosen, statistics.key_mean, self.measure.semantic)
-
-
-@dataclass
-class _Pairs(Fold):
-    statistics: PairStatistics
-    rotation: Float[Tensor, "prompt head component"]
-    closed_form: Fold
-
-    def ill_conditioned(self, block: HeadBlock) -> Tensor | None:
-        return self.closed_form.ill_conditioned(block)
-
-    def add(self, block: HeadBlock) -> None:
-        self.closed_form.add(block)
-
-    def result(self) -> tuple[PairStatistics, Tensor, Tensor]:
-        return self.statistics, self.rotation, self.closed_form.result()
+        return described_group(group, _MEANS | _OTHERS)
 
 
 def _rotates(inputs: AttentionInputs) -> bool:

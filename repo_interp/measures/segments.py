@@ -37,23 +37,27 @@ from repo_interp.measures.kernels.segmentation import (
     shuffled_edges,
     variance_between,
 )
-from repo_interp.measures.labels import described, of_layer
+from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Needs, SegmentMeasure, Statistics
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import Seed, TokensOrNone
 
 KINDS = ("examples", "sections", "paragraphs", "lines", "sentences", "blocks")
 _SCORES = {
-    "variance_between": "share of a head's position variance between segments (eta squared)",
-    "variance_between_shuffled": "the same for shuffled edges, mean over draws",
-    "variance_between_chance": "share of shuffled edges with at least as much variance between segments",
-    "boundary_f1": "F1 of a head's largest position jumps against the edges of segments",
-    "boundary_f1_shuffled": "the same for shuffled edges, mean over draws",
-    "boundary_f1_chance": "share of shuffled edges with at least as high an F1",
+    "variance_between": ("share of a head's position variance between segments (eta squared)", "1"),
+    "variance_between_shuffled": ("the same for shuffled edges, mean over draws", "1"),
+    "variance_between_chance": ("share of shuffled edges with at least as much variance between segments", "1"),
+    "boundary_f1": ("F1 of a head's largest position jumps against the edges of segments", "1"),
+    "boundary_f1_shuffled": ("the same for shuffled edges, mean over draws", "1"),
+    "boundary_f1_chance": ("share of shuffled edges with at least as high an F1", "1"),
 }
 _INDEX = {
-    "variance_between_index": "share of the token index' variance between segments",
-    "boundary_f1_index": "F1 of as many random tokens against the edges of segments: the token index has no largest jumps",
+    "variance_between_index": ("share of the token index' variance between segments", "1"),
+    "boundary_f1_index": ("F1 of as many random tokens against the edges of segments: the token index has no largest jumps", "1"),
+}
+_OF_PROMPTS = _INDEX | {
+    "segment_count": ("segments of a prompt, 0 where it has no two", "segments"),
+    "segment": ("segment that each token lies in, -1 for none", "1"),
 }
 
 
@@ -100,32 +104,16 @@ class Segments(SegmentMeasure):
                     for name, values in of_heads.items():
                         scores[name][row, :, column] = expand_heads(values[None, :, None], inputs.heads)[0, :, 0].cpu()
         axes, of_prompt = ("prompt", "layer", "head", "kind"), ("prompt", "layer", "kind")
-        kinds = list(self.kinds)
-        return Statistics(
-            per_prompt=xr.Dataset(
-                {
-                    **{name: of_layer(inputs, axes, values, kind=kinds) for name, values in scores.items()},
-                    **{name: of_layer(inputs, of_prompt, values, kind=kinds) for name, values in index.items()},
-                    "segment_count": of_layer(inputs, of_prompt, counts, kind=kinds),
-                    "segment": of_layer(inputs, (*of_prompt, "token"), labels, kind=kinds),
-                }
-            )
-        )
+        record = {name: (axes, values) for name, values in scores.items()}
+        record |= {name: (of_prompt, values) for name, values in index.items()}
+        record |= {"segment_count": (of_prompt, counts), "segment": ((*of_prompt, "token"), labels)}
+        return Statistics(per_prompt=arrays(inputs, record, kind=list(self.kinds)))
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `segments` of a run."""
         measured = statistics.per_prompt
-        of_prompts = measured[[*_INDEX, "segment_count", "segment"]].isel(layer=0, drop=True)
-        return xr.Dataset(
-            {
-                **{name: described(measured[name], long_name, "1") for name, long_name in _SCORES.items()},
-                **{name: described(of_prompts[name], long_name, "1") for name, long_name in _INDEX.items()},
-                "segment_count": described(
-                    of_prompts["segment_count"], "segments of a prompt, 0 where it has no two", "segments"
-                ),
-                "segment": described(of_prompts["segment"], "segment that each token lies in, -1 for none", "1"),
-            }
-        )
+        of_prompts = measured[list(_OF_PROMPTS)].isel(layer=0, drop=True)
+        return described_group(measured, _SCORES).assign(described_group(of_prompts, _OF_PROMPTS))
 
 
 @dataclass(frozen=True)

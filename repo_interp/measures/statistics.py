@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import xarray as xr
@@ -62,11 +62,6 @@ class Statistics:
     def first_prompt(self) -> xr.Dataset:
         """Variables without the axis `prompt`, of prompt number 0 alone; empty where the prompts are others."""
         return self.arrays["first_prompt"].dataset()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays."""
-        return sum(values.nbytes for part in self.arrays.values() for _, values in part.values.values())
 
 
 @dataclass(frozen=True)
@@ -123,13 +118,22 @@ class Measure(ABC):
     """One way of reducing attention inputs to small labelled arrays: a frozen dataclass whose fields are its parameters.
 
     A field states its type and range (`Annotated[float, Interval(gt=0)]`, see `values`); an object with another value is refused.
-    A field `training_length` that is None gets the length that the model was trained on (`of_training_length`). Subclasses may
-    override `needs`, `reductions` and `observe_predictions`. An object of another package need not inherit from this class:
+    A field `training_length` that is None gets the length that the model was trained on (`of_training_length`). What a measure needs is
+    stated beside its base, `class Mine(Measure, needs=Needs(...))`, or, where its fields decide, by overriding `needs`. Subclasses may
+    also override `reductions` and `observe_predictions`. An object of another package need not inherit from this class:
     `as_measure` takes `name`, `required_spans`, `parameters`, `observe` and `conclude`.
     """
 
     name: str
     """The group of the run file; a field too, so that two of one class stand side by side."""
+
+    _stated: ClassVar[Needs] = Needs()
+
+    def __init_subclass__(cls, needs: Needs | None = None, **further: Any) -> None:
+        """`needs`: what every measure of the class needs."""
+        super().__init_subclass__(**further)
+        if needs is not None:
+            cls._stated = needs
 
     def __post_init__(self) -> None:
         """Raises InputError for a field that is not of the type and range that it states."""
@@ -143,8 +147,8 @@ class Measure(ABC):
 
     @property
     def needs(self) -> Needs:
-        """What it needs beside the attention inputs; nothing unless a subclass declares it."""
-        return Needs()
+        """What it needs beside the attention inputs; nothing unless a subclass states it."""
+        return self._stated
 
     def reductions(self, inputs: AttentionInputs, spans: Spans) -> Sequence[Reduction]:
         """What `observe` will ask of the heads of a layer (`heads.reduced`): made for all measures in one pass over the heads."""

@@ -51,10 +51,10 @@ from repo_interp.measures.kernels.axis_fit import (
     inner_product,
 )
 from repo_interp.measures.kernels.heads import Reduction
-from repo_interp.measures.kernels.logit_sums import LogitSums, MapSums, attention_sums, is_bilinear, logit_sums
+from repo_interp.measures.kernels.logit_sums import LogitSums, MapSums, attention_sums, logit_sums
 from repo_interp.measures.kernels.position_cells import position_correlation
 from repo_interp.measures.kernels.solvers import Axes
-from repo_interp.measures.labels import Arrays, arrays, described
+from repo_interp.measures.labels import Arrays, arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.positions.layouts import LEARNED
 from repo_interp.values import Count, Positive, Seed
@@ -75,7 +75,7 @@ _AXES = {
 
 
 @dataclass(frozen=True)
-class ThreeAxis(Measure):
+class ThreeAxis(Measure, needs=Needs(nan=tuple(_PER_PROMPT))):
     """The measure `three_axis`."""
 
     axes: Literal["none", "first_prompt"] = "none"
@@ -99,11 +99,6 @@ class ThreeAxis(Measure):
         """The fields, with the extras as one text."""
         return {**super().parameters, "extras": ", ".join(self.extras)}
 
-    @property
-    def needs(self) -> Needs:
-        """What some prompts, layers or heads lack, and ratios and correlations that are undefined, are NaN."""
-        return Needs(nan=tuple(_PER_PROMPT))
-
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Correlations [prompt, layer, head]; on request the axes of the first prompt."""
         sums = logit_sums(inputs)
@@ -126,8 +121,8 @@ class ThreeAxis(Measure):
         return Statistics(per_prompt=arrays(inputs, record), first_prompt=self._first_axes(inputs, axes))
 
     def reductions(self, inputs: AttentionInputs, spans: Spans) -> tuple[Reduction, ...]:
-        """Sums of the logits, where these are a dot product."""
-        return (LogitSums(),) if is_bilinear(inputs) else ()
+        """Sums of the logits."""
+        return (LogitSums(),)
 
     def _by_position(self, inputs: AttentionInputs, sums: MapSums) -> Float[Tensor, "prompt head"]:
         if inputs.scheme not in LEARNED:
@@ -149,9 +144,8 @@ class ThreeAxis(Measure):
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `three_axis` of a run."""
-        texts = {**_PER_PROMPT, **_AXES}
         measured = {**statistics.per_prompt.data_vars, **statistics.first_prompt.data_vars}
-        return xr.Dataset({name: described(measured[name], *text) for name, text in texts.items() if name in measured})
+        return described_group(measured, _PER_PROMPT | _AXES)
 
 
 def shuffle_distances(axes: Axes, pairs: AdditivePairs, seed: int) -> Axes:

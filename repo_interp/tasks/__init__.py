@@ -12,59 +12,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import Any, get_type_hints
 
 from repo_interp.entry_points import TASKS, called, find, names
 from repo_interp.errors import InputError, one_line
-from repo_interp.tasks.niah import niah, niah_score, niah_scores
-from repo_interp.tasks.prompt import Prompt, digest
-from repo_interp.tasks.prompt.jsonl import read_prompts, write_prompts
-from repo_interp.tasks.prompt.text import prompt_from_text
-from repo_interp.tasks.task import Batch, Response, Task
+from repo_interp.stub_names import stub_names
+from repo_interp.tasks.niah import niah  # noqa: F401  # now: once its module is loaded, the name would be that of the module
+from repo_interp.tasks.task import Task
 from repo_interp.values import checked
 
-if TYPE_CHECKING:
-    from repo_interp.tasks.copying import copying_prompts
-    from repo_interp.tasks.few_shot_text import few_shot_prompts, following
-    from repo_interp.tasks.random_tokens import random_token_prompts
-    from repo_interp.tasks.reversal import reversal_prompts
-
-__all__ = [
-    "Batch",
-    "Prompt",
-    "Response",
-    "Task",
-    "copying_prompts",
-    "digest",
-    "few_shot_prompts",
-    "following",
-    "make_task",
-    "niah",
-    "niah_score",
-    "niah_scores",
-    "prompt_from_text",
-    "random_token_prompts",
-    "read_prompts",
-    "reversal_prompts",
-    "task_names",
-    "write_prompts",
-]
-
-_LATER = {
-    "copying_prompts": "copying",
-    "few_shot_prompts": "few_shot_text",
-    "following": "few_shot_text",
-    "random_token_prompts": "random_tokens",
-    "reversal_prompts": "reversal",
-}
-"""Names of this module that are imported when they are first asked for, with the modules they stand in."""
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+__getattr__, __dir__, __all__ = stub_names(__name__, "make_task", "task_names")
 
 
 def task_names() -> tuple[str, ...]:

@@ -122,14 +122,14 @@ def _draw(rng: random.Random, kind: str, taken: Collection[str]) -> str:
     return drawn
 
 
+@dataclass(frozen=True)
 class Haystack(ABC):
     """Where the needles of a question go. `depth` (percent) fixes that of the needle asked for; None draws it."""
 
-    def __init__(self, question: Question, seed: int, depth: float | None, essay: Essay | None) -> None:
-        self.question = question
-        self.seed = seed
-        self.depth = depth
-        self.essay = essay
+    question: Question
+    seed: int
+    depth: float | None
+    essay: Essay | None
 
     @abstractmethod
     def write(self, text: MarkedText, size: int) -> list[float]:

@@ -71,6 +71,11 @@ class Scoring:
     """What it is measured in: "1" (shares, counts) or "nat"."""
     higher_is_better: ClassVar[bool] = True
 
+    @property
+    def attributes(self) -> dict[str, str]:
+        """What a group of a run says of the scores it holds."""
+        return {"task": self.name, "metric": self.metric, "higher_is_better": str(self.higher_is_better)}
+
     def targets(self, prompt: Prompt) -> tuple[int, ...]:
         """Indices of the tokens that are to be predicted, ascending: where a response is asked for."""
         return tuple(sorted(prompt.generated))

@@ -29,7 +29,7 @@ from position_papers.position_generalization.measured import (
     prompts_of,
     task_of,
 )
-from repo_interp.experiments.perturbation import PAPER_KINDS, Disturbance, answers_at, perturbation
+from repo_interp.experiments.perturbation import PAPER_KINDS, Disturbance, Perturbation, answers_at
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.reposition import attentions
@@ -99,13 +99,8 @@ def measure_kind(subject: Subject, options: Options, plain: xr.Dataset, kind: st
     """The group `perturbation` of one kind, on as many prompts as are drawn."""
     model, task = load_model(subject.path, options.device), task_of(subject, options)
     prompts = _drawn(subject, prompts_of(subject, options))
-    return perturbation(
-        *(model, task, prompts, (kind,), options.gammas, options.l_maxes),
-        offset_unit="range",
-        seed=options.seed,
-        batch_size=options.batch_size,
-        undisturbed=_answers(plain)[: len(prompts)],
-    )
+    asked = Perturbation((kind,), tuple(options.gammas), tuple(options.l_maxes), offset_unit="range", seed=options.seed)
+    return asked.measured(model, task, prompts, options.batch_size, undisturbed=_answers(plain)[: len(prompts)])
 
 
 def _drawn(subject: Subject, prompts: Sequence[Prompt]) -> Sequence[Prompt]:

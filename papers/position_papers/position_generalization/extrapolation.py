@@ -28,9 +28,8 @@ from position_papers.position_generalization.measured import (
     prompts_of,
     task_of,
 )
-from repo_interp.experiments.extrapolation import extrapolation, output_traces
+from repo_interp.experiments.extrapolation import Extrapolation, output_traces
 from repo_interp.experiments.prompt_sets import cut
-from repo_interp.interventions.extension import allowed_methods
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.reposition import attentions
 from repo_interp.plots.views.extrapolation import extrapolation_by_length
@@ -81,8 +80,7 @@ def measure_extrapolation(subject: Subject, options: Options, store: Store) -> x
     """The group `extrapolation` by all methods that the checkpoint's positions allow; `store` keeps what is finished."""
     model, task = load_model(subject.path, options.device), task_of(subject, options)
     by_length = cut(task.describe, longer_prompts(subject, options), _lengths(subject, options))
-    methods = allowed_methods(model)
-    return extrapolation(model, task, by_length, length_of(subject, options), methods, batch_size=options.batch_size, store=store)
+    return Extrapolation().measured(model, task, by_length, length_of(subject, options), options.batch_size, store=store)
 
 
 def measure_traces(subject: Subject, options: Options) -> xr.Dataset:

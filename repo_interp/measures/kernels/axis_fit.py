@@ -23,10 +23,9 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
-from scipy.fft import next_fast_len
 from torch import Tensor
 
-from repo_interp.measures.kernels.seen_pairs import advanced, delayed
+from repo_interp.measures.kernels.seen_pairs import advanced, delayed, fast_length
 from repo_interp.measures.kernels.solvers import Axes, conjugate_gradients, fit_triangle
 
 
@@ -87,9 +86,7 @@ def additive_pairs(rows: Bool[Tensor, "... n"], keys: Bool[Tensor, "... n"], win
 
 def _length(tokens: int) -> int:
     """A fast transform length at which correlations of `tokens` entries do not wrap around."""
-    length = next_fast_len(2 * tokens, real=True)
-    assert length is not None
-    return length
+    return fast_length(2 * tokens)
 
 
 def _first(values: Tensor, count: int | None) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs
 from repo_interp.measures.kernels.fake_logits import in_pairs
-from repo_interp.measures.kernels.logit_sums import is_bilinear, row_blocks
+from repo_interp.measures.kernels.logit_sums import row_blocks
 
 
 def block_size(tokens: int, side: int) -> int:
@@ -32,7 +32,7 @@ def block_size(tokens: int, side: int) -> int:
 def logit_block_means(inputs: AttentionInputs, size: int) -> Float[Tensor, "prompt head query_block key_block"]:
     """Means of the logits over blocks of `size` queries and keys; NaN where a block has no seen pair. Float64."""
     valid = inputs.valid.to(torch.float64)
-    if is_bilinear(inputs) and inputs.window is None:
+    if inputs.is_bilinear and inputs.window is None:
         sums = _bilinear_sums(inputs, size)
         counts = _causal_sums(valid[:, None, :, None], valid[:, None, :, None], size)
     else:

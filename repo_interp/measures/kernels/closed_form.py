@@ -25,61 +25,43 @@ from torch import Tensor
 from repo_interp.inputs import AttentionInputs
 from repo_interp.measures.kernels.axis_fit import pearson
 from repo_interp.measures.kernels.causal_pairs import CausalPairs, gram_products
-from repo_interp.measures.kernels.heads import ILL_CONDITIONED, MEMORY, Fold, HeadBlock, Reduction, over_heads, reduced
-from repo_interp.measures.kernels.logit_sums import is_bilinear, row_blocks
+from repo_interp.measures.kernels.heads import ILL_CONDITIONED, MEMORY, HeadBlock, Reduction, over_heads
+from repo_interp.measures.kernels.logit_sums import row_blocks
 from repo_interp.positions.rotary import rotate
 
 Semantic = Literal["signed", "printed"]
 
 
-def closed_form_correlation(
-    inputs: AttentionInputs,
-    chosen: Bool[Tensor, "prompt head component"],
-    key_mean: Complex[Tensor, "prompt head component"],
-    semantic: Semantic,
-) -> Float[Tensor, "prompt head"]:
-    """Pearson correlation of the logits and f + g over the seen pairs; NaN where nothing is chosen or varies.
-
-    `key_mean` is that of the un-rotated keys of each prompt. Raises ValueError for a layer that does not rotate.
-    """
-    asked = ClosedForm(chosen, key_mean, semantic)
-    return reduced(inputs, [asked])[0] if is_bilinear(inputs) else _written_out(inputs, asked)
-
-
 @dataclass(frozen=True, eq=False)
 class ClosedForm(Reduction):
-    """The correlation of the logits and f + g, for logits that are a dot product."""
+    """Pearson correlation [prompt, head] of the logits and f + g over the seen pairs; NaN where nothing is chosen or varies.
+
+    Raises ValueError for a layer that does not rotate.
+    """
 
     chosen: Bool[Tensor, "prompt head component"]
     key_mean: Complex[Tensor, "prompt head component"]
+    """Of the un-rotated keys of each prompt."""
     semantic: Semantic
 
-    def start(self, inputs: AttentionInputs) -> Fold:
+    def start(self, inputs: AttentionInputs) -> Float[Tensor, "prompt head"]:
         """Correlations of no head yet."""
-        return _ClosedForm(
-            inputs, self, torch.full(self.chosen.shape[:2], torch.nan, dtype=torch.float64, device=self.chosen.device)
-        )
+        return torch.full(self.chosen.shape[:2], torch.nan, dtype=torch.float64, device=self.chosen.device)
 
-
-@dataclass(eq=False)
-class _ClosedForm(Fold):
-    inputs: AttentionInputs
-    asked: ClosedForm
-    correlation: Float[Tensor, "prompt head"]
-
-    def ill_conditioned(self, block: HeadBlock) -> Tensor | None:
+    def ill_conditioned(self, inputs: AttentionInputs, block: HeadBlock) -> Tensor | None:
         """Heads whose logits, or f + g, vary little beside the terms of their sums of squares."""
-        if not bool(self.asked.chosen[block.prompt, block.head].any()):
+        if not bool(self.chosen[block.prompt, block.head].any()):
             return None
-        count, ours = block.counts.total, self._approximation(block)[0]
+        count, ours = block.counts.total, self._approximation(inputs, block)[0]
         return (block.pairs.magnitude > ILL_CONDITIONED * block.pairs.scatter(count)) | (
             ours.magnitude > ILL_CONDITIONED * ours.scatter(count)
         )
 
-    def add(self, block: HeadBlock) -> None:
-        if not bool(self.asked.chosen[block.prompt, block.head].any()):
+    def add(self, result: Float[Tensor, "prompt head"], inputs: AttentionInputs, block: HeadBlock) -> None:
+        """Correlations of the heads of a block, from chunks and Grams."""
+        if not bool(self.chosen[block.prompt, block.head].any()):
             return
-        (ours, of_mean), logits, counts = self._approximation(block), block.pairs, block.counts
+        (ours, of_mean), logits, counts = self._approximation(inputs, block), block.pairs, block.counts
         product = torch.zeros_like(logits.square)
         for (sign, _, left), (_, _, right) in zip(logits.parts, ours.parts, strict=True):
             within = (left.within * right.within).sum(-1).sum((-1, -2), dtype=torch.float64)
@@ -93,17 +75,35 @@ class _ClosedForm(Fold):
             fitted_square=ours.square + (of_mean * (2 * ours.by_query + counts.query * of_mean)).sum(-1),
             product=product + (of_mean * logits.by_query).sum(-1),
         )
-        some = self.asked.chosen[block.prompt, block.head].any(-1)
-        over_heads(self.correlation, block, torch.where(some, correlation, torch.nan))
+        some = self.chosen[block.prompt, block.head].any(-1)
+        over_heads(result, block, torch.where(some, correlation, torch.nan))
 
-    def result(self) -> Tensor:
-        return self.correlation
+    def written_out(self, inputs: AttentionInputs) -> Float[Tensor, "prompt head"]:
+        """The same for any logits: rows written out some at a time, O(n^2 d)."""
+        correlation = self.start(inputs)
+        exact = torch.float64 if inputs.queries.dtype == torch.float64 else torch.float32
+        items = self.chosen.any(-1).flatten().nonzero()[:, 0]
+        if not len(items):
+            return correlation
+        bytes_per_item = inputs.queries.shape[2] * 8 * (2 * inputs.queries.shape[3] + 12 * int(self.chosen.sum(-1).max()))
+        for some in items.split(max(1, MEMORY // bytes_per_item)):
+            prompt, head = some // inputs.heads, some % inputs.heads
+            left, right = _features(inputs, self, prompt, head, exact)
+            sums = torch.zeros(6, len(some), dtype=torch.float64, device=left.device)
+            for rows, logits in row_blocks(inputs):
+                seen = inputs.visible(rows)[prompt]
+                values = torch.where(seen, logits[prompt, head], 0).to(torch.float64)
+                approximate = torch.where(seen, left[:, rows] @ right.mT, 0).to(torch.float64)
+                pairs = (seen, values, values * values, approximate, approximate * approximate, approximate * values)
+                sums += torch.stack([part.sum((1, 2)) for part in pairs])
+            correlation[prompt, head] = pearson(*sums)
+        return correlation
 
-    def _approximation(self, block: HeadBlock) -> tuple[CausalPairs, Float[Tensor, "key member query"]]:
+    def _approximation(self, inputs: AttentionInputs, block: HeadBlock) -> tuple[CausalPairs, Float[Tensor, "key member query"]]:
         """f + g with v centred, as pairs, and what its mean adds to every row."""
         made = block.extras.get(self)
         if made is None:
-            left, right = _features(self.inputs, self.asked, block.prompt.expand_as(block.head), block.head, block.queries.dtype)
+            left, right = _features(inputs, self, block.prompt.expand_as(block.head), block.head, block.queries.dtype)
             left, right = (part.masked_fill_(~block.tokens[..., None], 0) for part in (left, right))
             mean = right.sum(-2, keepdim=True, dtype=torch.float64) / block.tokens.sum(-1)[..., None, None]
             right = (right - mean.to(right)).masked_fill_(~block.tokens[..., None], 0)
@@ -148,25 +148,3 @@ def _pair_norm(features: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
     """Norm of each pair, in both of its places."""
     first, second = features.chunk(2, -1)
     return torch.hypot(first, second).repeat(*[1] * (features.dim() - 1), 2)
-
-
-def _written_out(inputs: AttentionInputs, asked: ClosedForm) -> Float[Tensor, "prompt head"]:
-    """The same where logits are no dot product: rows written out some at a time, O(n^2 d)."""
-    correlation = torch.full(asked.chosen.shape[:2], torch.nan, dtype=torch.float64, device=asked.chosen.device)
-    exact = torch.float64 if inputs.queries.dtype == torch.float64 else torch.float32
-    items = asked.chosen.any(-1).flatten().nonzero()[:, 0]
-    if not len(items):
-        return correlation
-    bytes_per_item = inputs.queries.shape[2] * 8 * (2 * inputs.queries.shape[3] + 12 * int(asked.chosen.sum(-1).max()))
-    for some in items.split(max(1, MEMORY // bytes_per_item)):
-        prompt, head = some // inputs.heads, some % inputs.heads
-        left, right = _features(inputs, asked, prompt, head, exact)
-        sums = torch.zeros(6, len(some), dtype=torch.float64, device=left.device)
-        for rows, logits in row_blocks(inputs):
-            seen = inputs.visible(rows)[prompt]
-            values = torch.where(seen, logits[prompt, head], 0).to(torch.float64)
-            approximate = torch.where(seen, left[:, rows] @ right.mT, 0).to(torch.float64)
-            pairs = (seen, values, values * values, approximate, approximate * approximate, approximate * values)
-            sums += torch.stack([part.sum((1, 2)) for part in pairs])
-        correlation[prompt, head] = pearson(*sums)
-    return correlation

@@ -16,7 +16,7 @@ Knows nothing about what is reduced.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -45,14 +45,29 @@ PROFILES = "profiles"
 
 
 class Reduction(ABC):
-    """What is needed of every head of a layer: a frozen dataclass whose fields are all that it depends on, beside the inputs."""
+    """What is needed of every head of a layer: a frozen dataclass whose fields are all that it depends on, beside the inputs.
+
+    A result is begun, and the blocks of the layer are added to it, each head once, in any order.
+    """
 
     quantities: tuple[str, ...] = ()
     """Quantities of a block that are made from others, where these are needed anyway: `PROFILES`."""
 
     @abstractmethod
-    def start(self, inputs: AttentionInputs) -> Fold:
-        """A fold over the blocks of the layer, at its beginning."""
+    def start(self, inputs: AttentionInputs) -> Any:
+        """The result of no head yet."""
+
+    @abstractmethod
+    def add(self, result: Any, inputs: AttentionInputs, block: HeadBlock) -> None:
+        """Take the heads of `block` into `result`."""
+
+    def ill_conditioned(self, inputs: AttentionInputs, block: HeadBlock) -> Bool[Tensor, "key member"] | None:
+        """Heads of `block` that float32 will not do for; None where it does for all."""
+        return None
+
+    def written_out(self, inputs: AttentionInputs) -> Any:
+        """The result where logits are no dot product, a few rows at a time; None: that of the dot products is wanted there too."""
+        return None
 
 
 class Same:
@@ -66,22 +81,6 @@ class Same:
 
     def __hash__(self) -> int:
         return hash(self.tensor.shape)
-
-
-class Fold(ABC):
-    """A reduction on its way through the blocks of a layer, each head once, in any order."""
-
-    def ill_conditioned(self, block: HeadBlock) -> Bool[Tensor, "key member"] | None:
-        """Heads of `block` that float32 will not do for; None where it does for all."""
-        return None
-
-    @abstractmethod
-    def add(self, block: HeadBlock) -> None:
-        """Take in the heads of `block`."""
-
-    @abstractmethod
-    def result(self) -> Any:
-        """What is known after the last block."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ class HeadBlock:
 
     @cached_property
     def extras(self) -> dict[Any, Any]:
-        """What folds made of these heads alone, by whom or for what, for as long as the block is at hand."""
+        """What reductions made of these heads alone, by whom or for what, for as long as the block is at hand."""
         return {}
 
     def between(self, first: int, last: int | None) -> HeadBlock:
@@ -178,20 +177,23 @@ def reduced(
     """
     known = inputs.results if rows is None else {}
     missing = [reduction for reduction in dict.fromkeys(reductions) if reduction not in known]
-    if missing:
-        folds = [reduction.start(inputs) for reduction in missing]
-        wanted = frozenset(name for reduction in missing for name in reduction.quantities)
+    if not inputs.is_bilinear:
+        known |= {reduction: made for reduction in missing if (made := reduction.written_out(inputs)) is not None}
+    begun = {reduction: reduction.start(inputs) for reduction in missing if reduction not in known}
+    if begun:
+        wanted = frozenset(name for reduction in begun for name in reduction.quantities)
         for block in head_blocks(inputs, rows, memory, wanted):
-            for part in _well_conditioned(block, folds):
-                for fold in folds:
-                    fold.add(part)
-        known.update({reduction: fold.result() for reduction, fold in zip(missing, folds, strict=True)})
+            for part in _well_conditioned(inputs, block, begun):
+                for reduction, result in begun.items():
+                    reduction.add(result, inputs, part)
+    known |= begun
     return [known[reduction] for reduction in reductions]
 
 
-def _well_conditioned(block: HeadBlock, folds: Sequence[Fold]) -> Iterator[HeadBlock]:
+def _well_conditioned(inputs: AttentionInputs, block: HeadBlock, reductions: Iterable[Reduction]) -> Iterator[HeadBlock]:
     """`block`, or its heads for which its precision does, and the others in float64."""
-    found = [] if block.queries.dtype == torch.float64 else [fold.ill_conditioned(block) for fold in folds]
+    exact = block.queries.dtype == torch.float64
+    found = [] if exact else [reduction.ill_conditioned(inputs, block) for reduction in reductions]
     judged = [some for some in found if some is not None]
     ill = torch.stack(judged).any(0) if judged else None
     if ill is None or not bool(ill.any()):

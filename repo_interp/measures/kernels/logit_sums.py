@@ -19,7 +19,7 @@ from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, weights_of
 from repo_interp.measures.kernels.causal_pairs import CHUNK
-from repo_interp.measures.kernels.heads import ILL_CONDITIONED, MEMORY, Fold, HeadBlock, Reduction, over_heads, reduced
+from repo_interp.measures.kernels.heads import ILL_CONDITIONED, MEMORY, HeadBlock, Reduction, over_heads, reduced
 from repo_interp.measures.kernels.solvers import Axes
 
 
@@ -34,19 +34,14 @@ class MapSums:
 
 def logit_sums(inputs: AttentionInputs, rows: Bool[Tensor, "prompt token"] | None = None) -> MapSums:
     """Sums of the logits over the seen pairs; of some `rows` only where they are given."""
-    if is_bilinear(inputs):
+    if rows is None or inputs.is_bilinear:
         return reduced(inputs, [LogitSums()], rows)[0]
-    return _written_out(inputs, inputs.valid if rows is None else rows & inputs.valid, lambda logits: logits)
+    return _written_out(inputs, rows & inputs.valid, lambda logits: logits)
 
 
 def attention_sums(inputs: AttentionInputs) -> MapSums:
     """Sums of the post-softmax attention weights. O(n^2 d) time; no n x n map is made."""
     return _written_out(inputs, inputs.valid, lambda logits: weights_of(logits, inputs.sinks))
-
-
-def is_bilinear(inputs: AttentionInputs) -> bool:
-    """Whether logits are a dot product of a query's and a key's features and nothing else."""
-    return inputs.softcap is None and inputs.position_logits is None
 
 
 def row_blocks(
@@ -63,48 +58,41 @@ def row_blocks(
 
 @dataclass(frozen=True)
 class LogitSums(Reduction):
-    """Sums of logits that are a dot product: gives `MapSums`."""
+    """Sums of the logits: gives `MapSums`."""
 
-    def start(self, inputs: AttentionInputs) -> Fold:
+    def start(self, inputs: AttentionInputs) -> MapSums:
         """Sums of no head yet."""
         prompts, heads, tokens, _ = inputs.queries.shape
         new = {"dtype": torch.float64, "device": inputs.queries.device}
         lines = Axes(*(torch.zeros(prompts, heads, tokens, **new) for _ in range(3)))
-        return _LogitSums(MapSums(lines, torch.zeros(prompts, heads, **new)), inputs.logit_scale)
+        return MapSums(lines, torch.zeros(prompts, heads, **new))
 
-
-@dataclass
-class _LogitSums(Fold):
-    sums: MapSums
-    scale: float
-
-    def ill_conditioned(self, block: HeadBlock) -> Tensor:
+    def ill_conditioned(self, inputs: AttentionInputs, block: HeadBlock) -> Tensor:
         """Heads whose logits vary little beside the terms of their sum of squares."""
         return block.pairs.magnitude > ILL_CONDITIONED * block.pairs.scatter(block.counts.total)
 
-    def add(self, block: HeadBlock) -> None:
-        lines = Axes(block.by_distance, block.pairs.by_query, block.pairs.by_key)
-        for whole, part in zip(self.sums.lines, lines, strict=True):
-            over_heads(whole, block, part * self.scale)
-        over_heads(self.sums.square, block, block.pairs.square * self.scale**2)
+    def add(self, result: MapSums, inputs: AttentionInputs, block: HeadBlock) -> None:
+        """Sums of the heads of a block, with the logit's scale."""
+        lines, scale = Axes(block.by_distance, block.pairs.by_query, block.pairs.by_key), inputs.logit_scale
+        for whole, part in zip(result.lines, lines, strict=True):
+            over_heads(whole, block, part * scale)
+        over_heads(result.square, block, block.pairs.square * scale**2)
 
-    def result(self) -> MapSums:
-        return self.sums
+    def written_out(self, inputs: AttentionInputs) -> MapSums:
+        """The same for any logits."""
+        return _written_out(inputs, inputs.valid, lambda logits: logits)
 
 
 def _written_out(inputs: AttentionInputs, rows: Bool[Tensor, "prompt token"], finish: Callable[[Tensor], Tensor]) -> MapSums:
-    prompts, heads, tokens, _ = inputs.queries.shape
-    new = {"dtype": torch.float64, "device": inputs.queries.device}
-    lines = Axes(*(torch.zeros(prompts, heads, tokens, **new) for _ in range(3)))
-    square = torch.zeros(prompts, heads, **new)
+    sums = LogitSums().start(inputs)
     for block, logits in row_blocks(inputs):
         seen = inputs.visible(block) & rows[:, block, None]
         values = torch.where(seen[:, None], finish(logits), 0)
-        lines.query[..., block] = values.sum(-1, dtype=torch.float64)
-        lines.key.add_(values.sum(-2, dtype=torch.float64))
-        lines.distance[..., : int(block[-1]) + 1] += _diagonals(values, int(block[0]))
-        square += values.square_().sum((-1, -2), dtype=torch.float64)
-    return MapSums(lines, square)
+        sums.lines.query[..., block] = values.sum(-1, dtype=torch.float64)
+        sums.lines.key.add_(values.sum(-2, dtype=torch.float64))
+        sums.lines.distance[..., : int(block[-1]) + 1] += _diagonals(values, int(block[0]))
+        sums.square.add_(values.square_().sum((-1, -2), dtype=torch.float64))
+    return sums
 
 
 def _diagonals(values: Float[Tensor, "prompt head row key"], first_row: int) -> Float[Tensor, "prompt head distance"]:

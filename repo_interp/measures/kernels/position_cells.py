@@ -24,15 +24,14 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
-from scipy.fft import next_fast_len
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs
 from repo_interp.measures.kernels.axis_fit import pearson
 from repo_interp.measures.kernels.causal_pairs import in_chunks
 from repo_interp.measures.kernels.heads import MEMORY
-from repo_interp.measures.kernels.logit_sums import MapSums, is_bilinear, row_blocks
-from repo_interp.measures.kernels.seen_pairs import advanced, delayed, signed_keys
+from repo_interp.measures.kernels.logit_sums import MapSums, row_blocks
+from repo_interp.measures.kernels.seen_pairs import advanced, delayed, fast_length, signed_keys
 from repo_interp.measures.kernels.solvers import conjugate_gradients
 from repo_interp.positions.rotary import expand_heads
 
@@ -66,7 +65,7 @@ def position_correlation(
         prompt, head = block // inputs.heads, block % inputs.heads
         part = takes_part[prompt, head]
         pairs = binned_pairs(cell[prompt, head], part, inputs.window)
-        if is_bilinear(inputs):
+        if inputs.is_bilinear:
             some_queries = queries[prompt, head].masked_fill(~part[..., None], 0)
             some_keys = keys[prompt, head].masked_fill(~part[..., None], 0)
             by_bin = inputs.logit_scale * product_sums(some_queries, some_keys, pairs, inputs.window)
@@ -155,7 +154,7 @@ class CellPairs:
 
     def by_bin(self, b: Float[Tensor, "item n"], c: Float[Tensor, "item n"]) -> Float[Tensor, "item bin"]:
         """Sums of b_i + c_j over the pairs of every bin; b and c are 0 where a token takes no part."""
-        rows, keys = in_chunks(b[..., None], CHUNK)[..., 0], in_chunks(c[..., None], CHUNK)[..., 0]
+        rows, keys = _in_chunks(b), _in_chunks(c)
         over_pairs = (rows[..., :, None] + keys[..., None, :]) * self.seen_within
         sums = torch.zeros(len(b), self.bins, dtype=b.dtype, device=b.device)
         sums.scatter_add_(-1, self.bin_within, over_pairs.flatten(1))
@@ -231,11 +230,7 @@ def binned_pairs(cell: Int[Tensor, "item n"], takes_part: Bool[Tensor, "item n"]
     for sign, delay, key_part in signed_keys(part[..., None], window):
         pairs = _cell_pairs(cells, cell, part, delayed(cell, delay, axis=-1), key_part[..., 0])
         parts.append((sign, delay, pairs))
-    by_bin, by_row, by_key = (
-        part.new_zeros(len(cell), 2 * cells - 1),
-        torch.zeros_like(part),
-        torch.zeros_like(part),
-    )
+    by_bin, by_row, by_key = part.new_zeros(len(cell), 2 * cells - 1), torch.zeros_like(part), torch.zeros_like(part)
     for sign, delay, pairs in parts:
         by_bin = by_bin + sign * pairs.by_bin(part, torch.zeros_like(part))
         by_row = by_row + sign * pairs.row_counts
@@ -261,11 +256,8 @@ def product_sums(
 
 def _cell_pairs(cells: int, row_cell: Tensor, row_part: Tensor, key_cell: Tensor, key_part: Tensor) -> CellPairs:
     tokens = row_cell.shape[-1]
-    rows, keys = in_chunks(row_part[..., None], CHUNK)[..., 0], in_chunks(key_part[..., None], CHUNK)[..., 0]
-    row_cell, key_cell = (
-        in_chunks(row_cell[..., None], CHUNK)[..., 0],
-        in_chunks(key_cell[..., None], CHUNK)[..., 0],
-    )
+    rows, keys = _in_chunks(row_part), _in_chunks(key_part)
+    row_cell, key_cell = _in_chunks(row_cell), _in_chunks(key_cell)
     keys_held, rows_held = _held(key_cell, keys, cells), _held(row_cell, rows, cells)
     rows_until = rows_held.cumsum(1)
     causal = torch.ones(CHUNK, CHUNK, dtype=torch.float64, device=row_cell.device).tril()
@@ -306,6 +298,11 @@ def _causal_product_sums(queries: Tensor, keys: Tensor, pairs: CellPairs) -> Flo
     return sums
 
 
+def _in_chunks(values: Tensor) -> Tensor:
+    """[item, n] as [item, chunk, token]."""
+    return in_chunks(values[..., None], CHUNK)[..., 0]
+
+
 def _held(cell: Tensor, weights: Tensor, cells: int) -> Float[Tensor, "item chunk cell"]:
     """Sum of the weights of each cell's tokens, per chunk."""
     held = torch.zeros(*cell.shape[:-1], cells, dtype=torch.float64, device=cell.device)
@@ -314,6 +311,4 @@ def _held(cell: Tensor, weights: Tensor, cells: int) -> Float[Tensor, "item chun
 
 def _length(cells: int) -> int:
     """A fast transform length at which nothing wraps around into those entries of a convolution over the cells that are read."""
-    length = next_fast_len(2 * cells, real=True)
-    assert length is not None
-    return length
+    return fast_length(2 * cells)

@@ -20,8 +20,9 @@ from collections.abc import Iterator
 
 import torch
 from jaxtyping import Float
-from scipy.fft import next_fast_len
 from torch import Tensor
+
+from repo_interp.measures.kernels.seen_pairs import fast_length
 
 _BYTES = 2**20
 """Of the padded queries that are transformed together."""
@@ -56,9 +57,7 @@ def logit_profile(
 def _reach_and_length(tokens: int, window: int | None) -> tuple[int, int]:
     """Distances that have pairs, and a transform length at which they do not wrap around."""
     reach = tokens if window is None else min(window, tokens)
-    length = next_fast_len(tokens + reach - 1, real=True)
-    assert length is not None
-    return reach, length
+    return reach, fast_length(tokens + reach - 1)
 
 
 def _spectra(queries: Tensor, keys: Tensor, length: int) -> Iterator[tuple[slice, Tensor]]:

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs
-from repo_interp.measures.kernels.heads import ILL_CONDITIONED, PROFILES, Fold, HeadBlock, Reduction, over_heads
+from repo_interp.measures.kernels.heads import ILL_CONDITIONED, PROFILES, HeadBlock, Reduction, over_heads
 from repo_interp.positions.rotary import expand_heads
 
 
@@ -38,6 +38,10 @@ class LayerComponents:
     """VAF in per cent: `vaf`, `vaf_printed`, `vaf_curve`, `vaf_curve_printed`; and `vaf_band` [prompt, head, band]."""
 
 
+_SHARES = ("vaf", "vaf_printed", "vaf_curve", "vaf_curve_printed")
+BANDS = ("activated", "low", "high")
+
+
 @dataclass(frozen=True)
 class ComponentSums(Reduction):
     """Profiles and variance accounted for of every component: gives `LayerComponents`."""
@@ -51,45 +55,34 @@ class ComponentSums(Reduction):
     """Whether a group is one head, or all heads."""
     quantities = (PROFILES,)
 
-    def start(self, inputs: AttentionInputs) -> Fold:
+    def start(self, inputs: AttentionInputs) -> LayerComponents:
         """Sums of no head yet."""
         prompts, heads, length, width = inputs.queries.shape
         new = {"dtype": torch.float64, "device": inputs.queries.device}
-        bands = frequency_bands(layer_frequencies(inputs), self.training_length)
         shares = {name: torch.zeros(prompts, heads, width // 2, **new) for name in _SHARES}
-        sums = LayerComponents(
+        return LayerComponents(
             logits=torch.zeros(heads, length, **new),
             components=torch.zeros(heads if self.of_each_head else 1, width // 2, length, **new),
-            explained={**shares, "vaf_band": torch.zeros(prompts, heads, len(bands), **new)},
+            explained={**shares, "vaf_band": torch.zeros(prompts, heads, len(BANDS), **new)},
         )
-        return _ComponentSums(self, sums, bands)
 
-
-_SHARES = ("vaf", "vaf_printed", "vaf_curve", "vaf_curve_printed")
-
-
-@dataclass
-class _ComponentSums(Fold):
-    asked: ComponentSums
-    sums: LayerComponents
-    bands: Bool[Tensor, "band component"]
-
-    def ill_conditioned(self, block: HeadBlock) -> Tensor:
+    def ill_conditioned(self, inputs: AttentionInputs, block: HeadBlock) -> Tensor:
         """Heads whose logits vary little beside the terms of their sum of squares, or beside their components."""
-        some = self._tokens_of(block)
+        some = block.between(self.first_token, self.last_token)
         magnitude = torch.maximum(some.pairs.magnitude, some.pairs.own_squares.sum(-1))
         return magnitude > ILL_CONDITIONED * some.pairs.scatter(some.counts.total)
 
-    def add(self, block: HeadBlock) -> None:
-        some = self._tokens_of(block)
+    def add(self, result: LayerComponents, inputs: AttentionInputs, block: HeadBlock) -> None:
+        """Profiles of the heads of a block, added up, and their shares of the variance."""
+        some = block.between(self.first_token, self.last_token)
         profiles, seen = some.profiles, some.counts.distance
-        self.sums.logits.index_add_(0, some.head.flatten(), some.by_distance.flatten(0, 1))
-        if self.asked.of_each_head:
-            self.sums.components.index_add_(0, some.head.flatten(), profiles.flatten(0, 1))
+        result.logits.index_add_(0, some.head.flatten(), some.by_distance.flatten(0, 1))
+        if self.of_each_head:
+            result.components.index_add_(0, some.head.flatten(), profiles.flatten(0, 1))
         else:
-            self.sums.components[0] += profiles.sum((0, 1))
+            result.components[0] += profiles.sum((0, 1))
         totals = profiles.sum(-1)
-        moments = component_moments(some, totals, self.bands)
+        moments = component_moments(some, totals, frequency_bands(layer_frequencies(inputs), self.training_length))
         shares = {
             "vaf": moments.variance_accounted,
             "vaf_band": moments.of_bands.variance_accounted,
@@ -97,13 +90,7 @@ class _ComponentSums(Fold):
             **curve_shares(profiles, seen),
         }
         for name, values in shares.items():
-            over_heads(self.sums.explained[name], some, values)
-
-    def result(self) -> LayerComponents:
-        return self.sums
-
-    def _tokens_of(self, block: HeadBlock) -> HeadBlock:
-        return block.between(self.asked.first_token, self.asked.last_token)
+            over_heads(result.explained[name], some, values)
 
 
 @dataclass(frozen=True)
@@ -167,9 +154,6 @@ def pair_components(inputs: AttentionInputs, query: int, key: int) -> Float[Tens
     at_query = inputs.rotated_queries[:, :, query].double()
     at_key = expand_heads(inputs.rotated_keys, inputs.heads)[:, :, key].double()
     return (at_query * at_key).unflatten(-1, (2, -1)).sum(-2)
-
-
-BANDS = ("activated", "low", "high")
 
 
 def frequency_bands(frequencies: Float[Tensor, "component"], training_length: int) -> Bool[Tensor, "band component"]:

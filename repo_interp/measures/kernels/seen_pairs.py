@@ -41,12 +41,19 @@ def pair_counts(
     if window is not None and window < tokens:
         earlier = earlier - delayed(earlier, window, axis=-1)
         later = later - advanced(later, window, axis=-1)
-    length = next_fast_len(2 * tokens - 1, real=True)
+    length = fast_length(2 * tokens - 1)
     spectrum = torch.fft.rfft(query, n=length) * torch.fft.rfft(key, n=length).conj()
     distance = torch.fft.irfft(spectrum, n=length)[..., :tokens].round()
     if window is not None:
         distance[..., window:] = 0
     return PairCounts(query=earlier * query, key=later * key, distance=distance, total=distance.sum(-1))
+
+
+def fast_length(least: int) -> int:
+    """A length of Fourier transforms of at least `least` entries that are fast."""
+    length = next_fast_len(least, real=True)
+    assert length is not None
+    return length
 
 
 def signed_keys(

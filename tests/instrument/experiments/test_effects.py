@@ -19,7 +19,7 @@ from repo_interp.cli import main
 from repo_interp.errors import InputError
 from repo_interp.experiments import Effects
 from repo_interp.experiments.catalogue import planned
-from repo_interp.experiments.effects import effects, sets_of_heads, to_confirm
+from repo_interp.experiments.effects import sets_of_heads, to_confirm
 from repo_interp.experiments.position_changes import KINDS, Strength, default_kinds, partner, placed
 from repo_interp.experiments.prompt_sets import scoring_of
 from repo_interp.experiments.readings import Batch
@@ -43,7 +43,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def group(model):
-    return effects(model, TASK, PROMPTS, KINDS[:6], draws=3, batch_size=2)
+    return Effects(KINDS[:6], draws=3).measured(model, TASK, PROMPTS, batch_size=2)
 
 
 @torch.no_grad()
@@ -115,7 +115,7 @@ def test_the_group_is_consistent(group):
 
 def test_what_is_measured_does_not_depend_on_who_stands_beside_whom(group, model):
     kinds = ("frozen", "permuted")
-    alone = effects(model, TASK, PROMPTS, kinds, draws=1, batch_size=1)
+    alone = Effects(kinds, draws=1).measured(model, TASK, PROMPTS, batch_size=1)
     together = group.sel(kind=list(kinds))
     for name, array in alone.data_vars.items():
         if name not in ("rank_correlation", "in_set") and "set_" not in str(name) and "control_" not in str(name):
@@ -150,7 +150,7 @@ def test_text_that_marks_a_distractor_and_no_answer_has_a_finite_logit_differenc
     """Found: the token in the distractor is a target too, and had no candidate beside it: infinite, and its changes NaN."""
     prompts = [Prompt((1, 5, 9, 4, 7, 3), {"distractor": (2,)}), Prompt((1, 5, 9, 4, 8, 3), {"distractor": (2, 3)}, (5,))]
     plain = [Prompt(prompt.tokens) for prompt in prompts]
-    marked, unmarked = (effects(model, scoring_of(some), some, ("frozen",), draws=1) for some in (prompts, plain))
+    marked, unmarked = (Effects(("frozen",), draws=1).measured(model, scoring_of(some), some) for some in (prompts, plain))
     xr.testing.assert_equal(marked, unmarked)
     assert np.isfinite(marked["clean_logit_difference"]).all()
 
@@ -163,19 +163,18 @@ def answers():
 
 def test_the_screening_is_exact_to_first_order(model):
     """For a small change estimate and effect agree; gradient times change of positions and of outputs are then the same."""
-    strength = Strength(scale=1.001)
-    group = effects(model, TASK, PROMPTS, ("scaled",), strength, draws=1, batch_size=4).sel(kind="scaled")
+    group = Effects(("scaled",), scale=1.001, draws=1).measured(model, TASK, PROMPTS, batch_size=4).sel(kind="scaled")
     exact = group["logit_difference_change"].mean("prompt").values
     for screening in ("positions", "output"):
         estimate = group["screened_effect"].sel(screening=screening).values
         np.testing.assert_allclose(estimate, exact, atol=0.03 * np.abs(exact).max(), err_msg=screening)
         assert float(group["rank_correlation"].sel(screening=screening)) > 0.9
-    still = effects(model, TASK, PROMPTS, ("scaled",), Strength(scale=1.0), draws=1)
+    still = Effects(("scaled",), scale=1.0, draws=1).measured(model, TASK, PROMPTS)
     assert float(np.abs(still["effect"]).max()) < 1e-6 and float(np.abs(still["screened_effect"]).max()) == 0
 
 
 def test_of_many_heads_the_top_and_as_many_others_are_measured(model):
-    few = effects(model, TASK, PROMPTS, ("frozen", "linearised"), top=2, draws=2)
+    few = Effects(("frozen", "linearised"), top=2, draws=2).measured(model, TASK, PROMPTS)
     assert (np.isfinite(few["effect"]).sum(("layer", "head")) == 4).all()
     assert np.isfinite(few["layer_effect"]).all() and np.isfinite(few["screened_effect"]).all()
     size = np.abs(few["screened_effect"].sel(kind="frozen", screening="output"))

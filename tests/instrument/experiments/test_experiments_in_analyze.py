@@ -19,7 +19,6 @@ from repo_interp.cli import main
 from repo_interp.errors import InputError
 from repo_interp.experiments import Atlas, Effects, Extrapolation, Perturbation, Saliency
 from repo_interp.experiments.catalogue import experiment_named, experiment_names, planned
-from repo_interp.experiments.perturbation import perturbation
 from repo_interp.experiments.prompt_sets import prompts_by_length, scoring_of
 from repo_interp.models.checkpoints import identify, load_model
 from repo_interp.models.reposition import decoder_of
@@ -55,7 +54,7 @@ def test_the_run_file_holds_what_the_experiments_find_by_themselves(results):
     path = zoo_path("reversal/repo")
     task = trained_task(path)
     assert task is not None
-    alone = perturbation(load_model(identify(path)), task, task.prompts(4), gammas=(0.1, 0.5), l_maxes=(2,))
+    alone = Perturbation(gammas=(0.1, 0.5), l_maxes=(2,)).measured(load_model(identify(path)), task, task.prompts(4))
     for name in ("log_perplexity", "task_score", "log_perplexity_rise", "moved_share"):
         np.testing.assert_allclose(run["perturbation"][name], alone[name], rtol=1e-4, atol=1e-6, err_msg=name)
     group = run["extrapolation"].to_dataset()

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 import repo_interp as ri
 from repo_interp.errors import InputError
-from repo_interp.experiments.extrapolation import extrapolation
+from repo_interp.experiments.extrapolation import Extrapolation
 from repo_interp.experiments.gaussians import VectorSums, gaussian_divergence, principal_plane, vector_sums
 from repo_interp.experiments.prompt_sets import cut
 from repo_interp.experiments.responses import forced_responses
@@ -245,7 +245,7 @@ def test_extrapolation_measures_every_method_layer_and_length(task):
     stock.resize_token_embeddings(task.vocabulary_size, mean_resizing=False)
     model = ri.reposition(stock, "repo@2")
     prompts = cut(task.describe, task.prompts(12, seed=0, test_set="64"), (16, 32))
-    group = extrapolation(model, task, prompts, 16, global_tokens=2)
+    group = Extrapolation(global_tokens=2).measured(model, task, prompts, 16)
     assert group["kl"].dims == ("method", "length", "layer")
     assert group["kl"].shape == (4, 2, 3)
     assert group["scheme"].values.tolist() == ["rope", "rope", "repo"]
@@ -265,7 +265,7 @@ def test_extrapolation_measures_every_method_layer_and_length(task):
         f"{len(odd)} prompts of language per length, beside 6 others of the training length" in note
     )  # found: all 12 were said to be
     with pytest.raises(InputError, match="at least 4 prompts of the training length"):
-        extrapolation(model, task, {32: prompts[32]}, 16)
+        Extrapolation().measured(model, task, {32: prompts[32]}, 16)
     with pytest.raises(InputError, match="a prompt has 64"):
         cut(task.describe, task.prompts(2, test_set="64"), (128,))
 

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import repo_interp as ri
 from repo_interp.errors import InputError
-from repo_interp.experiments.perturbation import KINDS, Disturbance, disturbed, offset, perturbation, transposed
+from repo_interp.experiments.perturbation import KINDS, Disturbance, Perturbation, disturbed, offset, transposed
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.interventions import exchanged_keys, moved_keys
 from repo_interp.models.outputs import attention_outputs
@@ -164,7 +164,7 @@ def model():
 def test_no_perturbation_is_the_plain_model_and_the_same_seed_the_same_numbers(model):
     prompts = TASK.prompts(5, seed=1)
     before = hooks_of(model)
-    group = perturbation(model, TASK, prompts, KINDS, (0.3,), (2, 4), batch_size=2)
+    group = Perturbation(KINDS, (0.3,), (2, 4)).measured(model, TASK, prompts, batch_size=2)
     assert hooks_of(model) == before
     assert group["log_perplexity"].dims == ("kind", "gamma", "l_max")
     assert group["gamma"].values.tolist() == [0.0, 0.3]
@@ -175,7 +175,7 @@ def test_no_perturbation_is_the_plain_model_and_the_same_seed_the_same_numbers(m
     np.testing.assert_allclose(group["log_perplexity_rise"].sel(gamma=0.0), 0, atol=1e-6)
     assert (group["moved_share"].sel(gamma=0.0) == 0).all()
     assert (abs(group["log_perplexity"].sel(gamma=0.3) - surprise) > 1e-5).all()
-    again = perturbation(model, TASK, prompts, KINDS, (0.3,), (2, 4), batch_size=5)
+    again = Perturbation(KINDS, (0.3,), (2, 4)).measured(model, TASK, prompts, batch_size=5)
     np.testing.assert_allclose(again["log_perplexity"], group["log_perplexity"], rtol=1e-5)
     assert all(array.attrs["long_name"] and array.attrs["units"] for array in group.data_vars.values())
 
@@ -193,15 +193,15 @@ def test_answers_and_the_first_token_stay_where_they_are(model):
 
 def test_chosen_layers_alone_are_disturbed(model):
     prompts = TASK.prompts(3, seed=3)
-    some = perturbation(model, TASK, prompts, ("position_offset",), (1.0,), (3,), layers=(1,))
-    every = perturbation(model, TASK, prompts, ("position_offset",), (1.0,), (3,))
+    some = Perturbation(("position_offset",), (1.0,), (3,), (1,)).measured(model, TASK, prompts)
+    every = Perturbation(("position_offset",), (1.0,), (3,)).measured(model, TASK, prompts)
     assert some.attrs["layers"] == [1]
     assert abs(some["log_perplexity"] - every["log_perplexity"]).sel(gamma=1.0).item() > 1e-6
 
 
 def test_placing_features_elsewhere_means_nothing_without_positions():
     nope = model_for(TASK, "nope")
-    group = perturbation(nope, TASK, TASK.prompts(3), ("feature_placement", "position_offset"), (1.0,), (4,))
+    group = Perturbation(("feature_placement", "position_offset"), (1.0,), (4,)).measured(nope, TASK, TASK.prompts(3))
     np.testing.assert_allclose(group["log_perplexity_rise"], 0, atol=1e-6)
 
 
@@ -210,15 +210,15 @@ def test_layers_without_positions_to_move_are_refused_by_number(layout, layers):
     """Found: nothing moved, while half of the tokens were said to have."""
     model = model_for(TASK, layout)
     with pytest.raises(InputError, match="position_offset moves the positions of keys, and there are none in layer"):
-        perturbation(model, TASK, TASK.prompts(3), ("text_order", "position_offset"), (1.0,), (4,), layers=layers)
-    group = perturbation(model, TASK, TASK.prompts(3), ("position_offset",), (1.0,), (4,), layers=(0, *layers))
+        Perturbation(("text_order", "position_offset"), (1.0,), (4,), layers).measured(model, TASK, TASK.prompts(3))
+    group = Perturbation(("position_offset",), (1.0,), (4,), (0, *layers)).measured(model, TASK, TASK.prompts(3))
     assert (group["log_perplexity_rise"].sel(gamma=1.0) != 0).all()
 
 
 def test_offsets_in_the_unit_of_the_range_are_those_in_positions_for_an_index():
     rope = model_for(TASK, "rope")
     one, other = (
-        perturbation(rope, TASK, TASK.prompts(3), ("position_offset",), (0.5,), (4,), offset_unit=unit)
+        Perturbation(("position_offset",), (0.5,), (4,), offset_unit=unit).measured(rope, TASK, TASK.prompts(3))
         for unit in ("positions", "range")
     )
     np.testing.assert_allclose(one["log_perplexity"], other["log_perplexity"], rtol=1e-5)
@@ -227,15 +227,13 @@ def test_offsets_in_the_unit_of_the_range_are_those_in_positions_for_an_index():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"kinds": ("shuffle",)}, "kinds of perturbation"),
-        ({"gammas": (1.5,)}, "share from 0 to 1"),
-        ({"l_maxes": (0,)}, "at least 1 token"),
+        ({"kinds": ("shuffle",)}, "perturbation.kinds is"),
+        ({"gammas": (1.5,)}, "perturbation.gammas is"),
+        ({"l_maxes": (0,)}, "perturbation.l_maxes is"),
         ({"layers": (3,)}, "layer 3"),
-        ({"offset_unit": "feet"}, "offset_unit"),
-        ({"prompts": ()}, "no prompts"),
+        ({"offset_unit": "feet"}, "perturbation.offset_unit is"),
     ],
 )
 def test_what_cannot_be_is_refused(model, wrong, message):
-    options = {"prompts": TASK.prompts(1), **wrong}
     with pytest.raises(InputError, match=message):
-        perturbation(model, TASK, **options)
+        Perturbation(**wrong).measured(model, TASK, TASK.prompts(1))

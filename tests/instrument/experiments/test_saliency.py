@@ -14,7 +14,6 @@ import repo_interp as ri
 from repo_interp.errors import InputError
 from repo_interp.experiments import Saliency
 from repo_interp.experiments.catalogue import planned
-from repo_interp.experiments.saliency import saliency
 from repo_interp.models.bridge import model_of
 from repo_interp.plots.views import saliency as view
 from repo_interp.tasks import Prompt, make_task
@@ -252,7 +251,7 @@ def test_the_answer_of_the_mirror_hangs_on_layer_2():
     """reversal/repo with all positions equal loses its answer; nearly all of it is owed to one layer, of four that learn positions."""
     task = make_task("reversal")
     model = model_of(ri.zoo("reversal/repo"))
-    group = saliency(model, task, task.prompts(1))
+    group = Saliency().measured(model, task, task.prompts(1))
     added = float(group["log_probability"][0] - group["baseline_log_probability"][0])
     by_layer = group["integrated_gradients"].sum(("prompt", "head", "token"))
     assert added > 50 and abs(float(group["completeness_error"][0])) < 0.01 * added

@@ -12,7 +12,8 @@ from attention_inputs import devices, on, random_inputs, with_holes
 from numpy.testing import assert_allclose
 
 from repo_interp.errors import InputError
-from repo_interp.measures.kernels.closed_form import closed_form_correlation
+from repo_interp.measures.kernels.closed_form import ClosedForm
+from repo_interp.measures.kernels.heads import reduced
 from repo_interp.measures.rotation import Rotation, pair_statistics
 from repo_interp.measures.statistics import merge
 
@@ -153,7 +154,7 @@ def test_closed_form_written_out(kind, window, semantic):
     chosen = torch.rand(2, inputs.heads, 4) < 0.5
     chosen[0, 0] = False
     mean = pair_statistics(inputs).key_mean
-    found = closed_form_correlation(inputs, chosen, mean, semantic)
+    (found,) = reduced(inputs, [ClosedForm(chosen, mean, semantic)])
     assert_allclose(found, closed_form(inputs, chosen, semantic), atol=1e-10)
     assert torch.isnan(found[0, 0]) and not torch.isnan(found[1]).all()
 
@@ -177,7 +178,7 @@ def test_a_layer_that_rotates_nothing_has_no_pairs():
     inputs = random_inputs(scheme="nope")
     chosen = torch.ones(2, 4, 4, dtype=torch.bool)
     with pytest.raises(ValueError, match=r"layer 0 \(nope\) rotates nothing"):
-        closed_form_correlation(inputs, chosen, pair_statistics(inputs).key_mean, "signed")
+        reduced(inputs, [ClosedForm(chosen, pair_statistics(inputs).key_mean, "signed")])
 
 
 def test_without_a_training_length_nothing_is_measured():

@@ -12,8 +12,8 @@ from matplotlib.patches import Arc, Circle
 
 import repo_interp as ri
 from repo_interp.errors import InputError
-from repo_interp.experiments.extrapolation import extrapolation, output_traces
-from repo_interp.experiments.perturbation import perturbation
+from repo_interp.experiments.extrapolation import Extrapolation, output_traces
+from repo_interp.experiments.perturbation import Perturbation
 from repo_interp.experiments.prompt_sets import cut
 from repo_interp.measures.fake_distance import FakeDistance
 from repo_interp.measures.maps import Maps
@@ -44,8 +44,9 @@ def run(tmp_path_factory):
     stock.resize_token_embeddings(task.vocabulary_size, mean_resizing=False)
     model = ri.reposition(stock, "repo@2")
     prompts = task.prompts(8, seed=0, test_set="64")
-    perturbed = perturbation(model, task, prompts[:2], gammas=(0.2,), l_maxes=(1, 5))
-    longer = extrapolation(model, task, cut(task.describe, prompts, (32, 64)), 32, ("plain", "lm_infinite"))
+    perturbed = Perturbation(gammas=(0.2,), l_maxes=(1, 5)).measured(model, task, prompts[:2])
+    asked = Extrapolation(("plain", "lm_infinite"))
+    longer = asked.measured(model, task, cut(task.describe, prompts, (32, 64)), 32)
     traces = output_traces(model, prompts, prompts[0], 32, 1, queries=3, step=8)
     measures = (
         ThreeAxis(axes="first_prompt", extras=("position", "shuffled", "held_out")),
