@@ -67,6 +67,15 @@ R4_PRODUCING = Claim(
     R4.rule,
     part="producing rows",
 )
+EVENNESS = "the standard deviation of the mass per token over needle, query and rest"
+R4_EVEN = Claim(
+    "R4",
+    "attention without positions varies less over needle, query and rest than RoPE's",
+    "RePo table 4",
+    "NoPE 0.81, RoPE 0.88 x 0.01: much lower variance",
+    Above(EVENNESS, ("RoPE",), relation="below"),
+    part="NoPE's variance",
+)
 CLAIMS: Mapping[str, Claim] = {"generated": R4, "producing": R4_PRODUCING}
 """By the rows that attention is read from."""
 LEAST_FOUND = 0.5
@@ -158,6 +167,7 @@ def judge(data: xr.Dataset) -> Iterator[Verdict]:
         for checkpoint in mass["checkpoint"].values[mass["learned_layers"].values > 0].tolist():
             for rows, claim in CLAIMS.items():
                 yield _beside(mass.sel(rows=rows), checkpoint, rivals, claim, data.attrs)
+        yield _evenness(mass.sel(rows="generated"), rivals, data.attrs)
 
 
 def _beside(
@@ -201,6 +211,27 @@ def _beside(
     )
 
 
+def _evenness(mass: xr.DataArray, rivals: Mapping[str, str], attributes: Mapping[str, Any]) -> Verdict:
+    """R4 (NoPE's variance), seed by seed; it needs a NoPE and a RoPE that find the needles, not needles that take positions."""
+    spread = mass.sel(span=list(SPANS[:3])).mean("prompt").std("span", ddof=1)
+    rope, nope = xr.align(*(spread.sel(checkpoint=rivals[name]).dropna("seed") for name in ("RoPE", "NoPE")), join="inner")
+    found = attributes["found_by_nope"]
+    few = f"{rivals['NoPE']} finds {found:.3f} of the needles at its training length (wanted at least {LEAST_FOUND:g})"
+    return verdict(
+        R4_EVEN,
+        rivals["NoPE"],
+        f"{EVENNESS}, 0.01",
+        {EVENNESS: {"RoPE": paired_seeds(rope.values, nope.values)}},
+        float(nope.mean()),
+        float(nope.std("seed", ddof=1)) if nope.size > 1 else None,
+        f"{nope.size} seeds",
+        mass.sizes["prompt"],
+        f"RoPE {float(rope.mean()):.3g}",
+        unmeasurable=few if found < LEAST_FOUND else "",
+        seeds=nope.size,
+    )
+
+
 # ---- drawn ----------------------------------------------------------------------------------------------------------
 
 _TITLES = {"producing": "Producing rows", "generated": "Own rows"}
@@ -230,7 +261,7 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
 
 ATTENTION = Experiment(
     "attention mass",
-    (R4, R4_PRODUCING),
+    (R4, R4_PRODUCING, R4_EVEN),
     Needs(asked_the_same(finds_needles), NO_HAYSTACK, HAYSTACKS, why_not=_why_not),
     measure,
     judge,

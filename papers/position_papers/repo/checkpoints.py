@@ -91,6 +91,15 @@ def called(subject: Subject) -> str:
     return "RePo" if first == len(subject.schemes) // 3 else f"RePo from layer {first}"
 
 
+def starting_layer(subject: Subject) -> int | None:
+    """The layer from which all layers are RePo, those below RoPE; None for other layouts."""
+    if "repo" not in subject.schemes:
+        return None
+    start = subject.schemes.index("repo")
+    expected = ("rope",) * start + ("repo",) * (len(subject.schemes) - start)
+    return start if subject.schemes == expected else None
+
+
 def omits_positions(layout: str) -> bool:
     """Whether a layout, in short, is NoPE: in every layer, or - nope@10 - in those from one on, as where others learn theirs."""
     return layout.partition("@")[0] == "nope"

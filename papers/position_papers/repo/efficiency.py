@@ -47,24 +47,15 @@ LAYOUT = "repo@1/3"
 """As in the paper: RoPE below a third of the layers."""
 TOKENS = 50e9
 """Tokens of table 6."""
-SIZES: dict[str, dict[str, int | str]] = {
-    "OLMo-2 1B": {
-        "model_type": "olmo2",
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
-        "vocab_size": 100352,
+PAPERS = "OLMo-2 1B"
+SIZES: dict[str, dict[str, Any]] = {
+    PAPERS: {
+        **{"model_type": "olmo2", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16},
+        **{"num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 100352},
     },
     "OLMo-2 7B": {
-        "model_type": "olmo2",
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "vocab_size": 100352,
+        **{"model_type": "olmo2", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32},
+        **{"num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 100352},
     },
 }
 """The paper's models, from their public configurations."""
@@ -74,17 +65,14 @@ SIZES: dict[str, dict[str, int | str]] = {
 
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.Dataset:
-    """What `_times` measures, with `parameters` and `flops [size, scheme]`; attributes: the options of what is timed."""
+    """What `_times` measures, with `parameters [size, scheme]`; attributes: the options of what is timed."""
     timed = {name.removeprefix("efficiency_"): getattr(options, name) for name in vars(options) if name.startswith("efficiency_")}
     timed["device"] = options.device
     measured = cache.dataset(_times, {**timed, "seed": options.seed}, options)
     sizes = [counts(configuration(size)) for size in (*SIZES.values(), _timed_size(options))]
     coords = {"size": [*SIZES, "timed"], "scheme": ["rope", "repo"]}
     array = xr.DataArray(np.array(sizes, dtype=float), coords, ("size", "scheme"))
-    return measured.assign(
-        parameters=described(array, "parameters beside the input embedding", "1"),
-        flops=described(6 * array * TOKENS, "floating-point operations to train on 5e10 tokens, 6 N per token", "1"),
-    ).assign_attrs(timed)
+    return measured.assign(parameters=described(array, "parameters beside the input embedding", "1")).assign_attrs(timed)
 
 
 def counts(config: PretrainedConfig) -> tuple[int, int]:
@@ -97,10 +85,9 @@ def counts(config: PretrainedConfig) -> tuple[int, int]:
     return whole - added, whole
 
 
-def configuration(size: dict[str, int | str]) -> PretrainedConfig:
+def configuration(size: dict[str, Any]) -> PretrainedConfig:
     """The configuration of a model of `size`, as `SIZES` states one."""
-    fields = dict(size)
-    return AutoConfig.for_model(str(fields.pop("model_type")), **fields)
+    return AutoConfig.for_model(**size)
 
 
 def _times(options: Options) -> xr.Dataset:
@@ -150,16 +137,11 @@ def _fresh(layout: str, options: Options) -> PreTrainedModel:
     return placed.to(options.device).eval()
 
 
-def _timed_size(options: Options) -> dict[str, int | str]:
-    width = options.efficiency_width
+def _timed_size(options: Options) -> dict[str, Any]:
+    width, heads = options.efficiency_width, options.efficiency_heads
     return {
-        "model_type": "llama",
-        "hidden_size": width,
-        "intermediate_size": 4 * width,
-        "num_hidden_layers": options.efficiency_layers,
-        "num_attention_heads": options.efficiency_heads,
-        "num_key_value_heads": options.efficiency_heads,
-        "vocab_size": 2048,
+        **{"model_type": "llama", "hidden_size": width, "intermediate_size": 4 * width, "vocab_size": 2048},
+        **{"num_hidden_layers": options.efficiency_layers, "num_attention_heads": heads, "num_key_value_heads": heads},
     }
 
 
@@ -169,7 +151,7 @@ def _timed_size(options: Options) -> dict[str, int | str]:
 def judge(data: xr.Dataset) -> Iterator[Verdict]:
     """The parameters at the paper's size, and the times here."""
     parameters = data["parameters"]
-    rope, repo = (float(parameters.sel(size="OLMo-2 1B", scheme=scheme)) for scheme in ("rope", "repo"))
+    rope, repo = (float(parameters.sel(size=PAPERS, scheme=scheme)) for scheme in ("rope", "repo"))
     yield verdict(
         R7,
         "OLMo-2 1B (configuration)",
