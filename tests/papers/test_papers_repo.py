@@ -40,14 +40,14 @@ from position_papers.kit.subjects import Given, subject
 from position_papers.repo import attention, causes, chunks, haystack, mirror, ranges, seeds, segments
 from position_papers.repo.checkpoints import longest_trained, needles, reads_text
 from position_papers.repo.chunks import PATTERNS, same_as_claimed
-from position_papers.repo.efficiency import EFFICIENCY, SIZES, configuration, counts
+from position_papers.repo.efficiency import EFFICIENCY, OLMO_2, configuration, counts
 from position_papers.repo.haystack import HAYSTACK
 from position_papers.repo.mirror import MIRRORS, QUANTITIES, Mirror, flatness
 from position_papers.repo.needles import Searched, found_without_positions, search
 from position_papers.repo.options import Options
 from position_papers.repo.paper import PAPER
 from position_papers.repo.ranges import FAR_BELOW, GROWS, R5, UNEVEN, spreading
-from position_papers.repo.segments import SEGMENTS, segment_prompts
+from position_papers.repo.segments import SEGMENTS, prompts_for
 from position_papers.zoo import zoo_entry, zoo_path
 from repo_interp.errors import InputError
 from repo_interp.models.checkpoints import save
@@ -222,7 +222,7 @@ def test_needles_that_are_found_without_positions_say_nothing(nope, rope, repo, 
     if nope == 0.9:
         assert all("nope finds 0.900 without positions" in "; ".join(each.notes) for each in verdicts)
     recorded = [dataclasses.replace(each, recorded=made_up_scores(each)) for each in given]
-    assert ("no NoPE was given" in found_without_positions(recorded).why_not) is (nope is None)
+    assert ("no NoPE was given" in found_without_positions(recorded)[1]) is (nope is None)
 
 
 def made_up_scores(searched: Searched) -> Scored:
@@ -237,7 +237,7 @@ def made_up_scores(searched: Searched) -> Scored:
 
 
 def test_the_papers_model_gets_nine_parameters_in_a_thousand_more_and_the_flops_of_table_6():
-    rope, with_repo = counts(configuration(SIZES["OLMo-2 1B"]))
+    rope, with_repo = counts(configuration(*OLMO_2))
     width, layers, heads = 2048, 11, 16
     assert with_repo - rope == layers * (2 * width * width // 8 + width // 8 * heads)
     assert 100 * (with_repo / rope - 1) == pytest.approx(0.9, abs=0.05)
@@ -289,7 +289,8 @@ def given(tmp_path_factory):
     task = make_task("niah")
     late = checkpoint(directory / "late", "repo@1", task.vocabulary_size, 256, task.tokenizer())
     shutil.copy(zoo_path("niah/repo") / "training.toml", late)
-    return paths | {"reversal/repo": seeded, "niah/repo_from_1": late}
+    keyed = left_by_training("niah_keys/repo", directory / "keyed")
+    return paths | {"reversal/repo": seeded, "niah/repo_from_1": late, "niah_keys/repo": keyed}
 
 
 def results_of(paths, cache, told=None):
@@ -321,10 +322,10 @@ def test_every_claim_has_a_verdict_and_those_without_a_checkpoint_say_why(result
     assert {label for label, _ in by_claim} == {claim.label for claim in PAPER.claims}
     missing = {label: verdict for (label, name), verdict in by_claim.items() if name == "none"}
     few_shot = {"R8", "R8 (outlying positions)", "R8 (mean over heads)"}
-    assert set(missing) == {*few_shot, "R8 (lines of code)", "R9 (hybrids)", "R2 (strength by seed)"}
+    assert set(missing) == {*few_shot, "R9 (hybrids)", "R2 (strength by seed)"}
     assert all(verdict.outcome == UNMEASURABLE for verdict in missing.values())
     reasons = {label: "; ".join(verdict.notes) for label, verdict in missing.items()}
-    assert "five examples" in reasons["R8"] and "corpus" in reasons["R8 (lines of code)"]
+    assert "five examples" in reasons["R8"]
     assert "5 seeds" in reasons["R2 (strength by seed)"] and "R2N1" in reasons["R9 (hybrids)"]
 
 
@@ -423,7 +424,7 @@ def of_seeds(shares):
 
 
 def test_attention_is_measured_in_both_readings_on_the_same_prompts(results):
-    mass = drawn(results[0], "attention_mass").data["mass_per_token"]
+    mass = drawn(results[0], "attention_mass_niah_256").data["mass_per_token"]
     assert mass["rows"].values.tolist() == ["generated", "producing"]
     assert mass.sizes["prompt"] == 2
     assert float(mass.sel(checkpoint="niah/repo", rows="producing", span="needle").mean()) > float(
@@ -432,9 +433,9 @@ def test_attention_is_measured_in_both_readings_on_the_same_prompts(results):
 
 
 def test_ranges_stop_at_nothing_but_what_the_task_can_make(results):
-    data = drawn(results[0], "ranges_niah_repo").data
-    assert data["length"].values.tolist() == [64, 128, 256, 512, 1024]
-    assert data.sizes["unit"] == 16
+    data = drawn(results[0], "ranges_niah_keys_repo").data
+    assert data["length"].values.tolist() == [64, 128, 256, 512]  # 32 tokens are too few
+    assert data.sizes["unit"] == 6
 
 
 def test_figures_are_written_with_their_data_and_a_second_time_comes_from_the_cache(results, given, tmp_path):
@@ -499,7 +500,7 @@ def test_the_numbers_of_every_seed_and_what_its_positions_are_used_for_stand_bes
     assert data["share"].dims == ("seed", "layer", "prompt") and data["mirror"].sizes["weights"] == 2
     lost = data["used_loss_frozen"] - data["used_loss"]
     assert lost.dims == ("seed", "used_prompt") and float(lost.mean()) > 1
-    ranges = drawn(results[0], "ranges_niah_repo").data
+    ranges = drawn(results[0], "ranges_niah_keys_repo").data
     assert_allclose(ranges["largest_range"], ranges["range"].max("unit"))
 
 
@@ -515,16 +516,15 @@ def test_a_checkpoint_of_no_task_of_ours_gets_text(tmp_path):
     mine = subject("mine", checkpoint(tmp_path / "model", "repo@1", len(words), 512, words))
     assert (mine.kind, mine.layout, mine.learned) == ("text", "repo@1", (1, 2))
     assert attention.ATTENTION.needs.groups([mine]) == [[mine]]
-    prompts = segment_prompts(mine, "examples throughout", TINY)
-    assert len(prompts) == 2 and segment_prompts(mine, "lines", TINY) == []
+    prompts = prompts_for(mine, TINY)
+    assert len(prompts) == 2
     for many in prompts:
         examples = [name for name in many.spans if name.startswith("examples.") and name.count(".") == 1]
         assert len(examples) > 5 and len(many.tokens) <= 512
-    result, rest = run(SEGMENTS, [mine], TINY, Cache(), lambda text: None)
+    (result,) = run(SEGMENTS, [mine], TINY, Cache(), lambda text: None)
     scores, best = (drawing.data for drawing in result.drawings)
     assert scores["variance_between"].sel(weights="trained").dims[-1] == "head" and best["position"].size == best.sizes["token"]
     assert [verdict.claim for verdict in result.verdicts] == [segments.R8, segments.R8_OUTLYING, segments.R8_MEAN]
-    assert {verdict.claim for verdict in rest.verdicts} == {segments.R8_CODE}
 
 
 def test_outlying_positions_are_counted_by_the_words_that_they_belong_to():
@@ -579,7 +579,7 @@ def test_adapters_of_text_on_a_checkpoint_of_no_task_of_ours_are_asked_for_ruler
     assert all("rope finds 0.000 of the needles" in each.notes[0] for each in evidence), "its attention says nothing either"
     without = search(subjects[2], TINY, cache)
     assert without.scores["method"].values.tolist() == ["plain", "yarn"]  # layer 0 rotates
-    assert found_without_positions([without]).share == 0 and not found_without_positions([without]).why_not
+    assert found_without_positions([without]) == (0, "")
     assert without.lengths == [320] and longest_trained(subjects[2]) == 1280  # the base knows longer ones
     searched = [search(each, TINY, cache) for each in subjects]
     at_length, longer = HAYSTACK.judge(searched)
@@ -611,7 +611,7 @@ def test_a_model_that_reads_text_is_asked_to_reverse_words_and_says_nothing_of_m
 
 
 def test_of_many_layers_those_that_mirror_most_are_drawn(results):
-    few = drawn(results[0], "mirror_reversal_repo").data
+    few = drawn(results[0], "mirror_reversal_repo").data.isel(seed=0)
     means = few["mirror"].sel(weights="trained").mean("prompt")
     ratio = means.sel(kind="copies") / means.sel(kind="random")
     many = xr.concat([few, few.assign_coords(layer=few["layer"] + 10)], dim="layer", data_vars="minimal")
@@ -658,8 +658,8 @@ def test_segments_are_followed_beyond_random_weights(random, verdict):
         },
         attrs={"checkpoint": "mine"},
     )
-    judged = segments._aligned(data, "lines")
-    assert judged.outcome == verdict and judged.claim.part == "lines of code"
+    judged = segments._aligned(data)
+    assert judged.outcome == verdict and judged.claim is segments.R8_MEAN
     assert f"0.31 beside 2 of the null: mean {random:g}" in "; ".join(judged.notes)
 
 

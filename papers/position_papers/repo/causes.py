@@ -1,11 +1,11 @@
-"""What breaks when learned positions are taken away (ours, to RePo sec. 5.2 and app. C): causal rows of R2, R3 and R5.
+"""What breaks when the positions of text reversal are taken away (ours, to RePo app. C): causal rows of R2 and R3.
 
     linearised    z_i = i, as RoPE has it          frozen    z_i = the head's mean, as NoPE          permuted    z_i of another token
     fall          score as it is minus score while the positions are changed, teacher-forced; over prompts with its standard error
 
-in one learned layer at a time, in all of them, and - for text reversal - on the tokens of the instruction alone, in all of them. What is
-described of positions (a mirror, flat instructions) matters to what the model does as far as the score falls. A range is not taken away by
-an index, which is also out of the model's distribution: the row of R5 says that alone.
+in one learned layer at a time, in all of them, and on the tokens of the instruction alone, in all of them. What is described of positions
+(a mirror, flat instructions) matters to what the model does as far as the score falls. An index is also out of the model's distribution:
+notes have what the other changes do.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import All, AtLeast, Significant
 from position_papers.kit.subjects import Subject
-from position_papers.repo.checkpoints import GPT2, can_mirror
+from position_papers.repo.checkpoints import GPT2, can_mirror, reversal_of, reversals
 from position_papers.repo.mirror import R2, R3, strengths
 from position_papers.repo.mirror import measure as measure_mirror
 from position_papers.repo.options import Options
-from position_papers.repo.ranges import R5
 from position_papers.repo.seeds import over_seeds
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.measures.labels import described
@@ -35,13 +34,11 @@ from repo_interp.models.checkpoints import load_model
 from repo_interp.models.interventions import frozen, linearised, permuted
 from repo_interp.plots.marks.drawing import counted
 from repo_interp.plots.marks.scores import score_by_length
-from repo_interp.tasks import Task
 
 KINDS = {"linearised": linearised, "frozen": frozen, "permuted": permuted}
 EVERYWHERE, INSTRUCTION = "all learned layers", "the instruction"
 OF_MIRROR = "the fall when the layer with the strongest mirror is linearised"
 OF_INSTRUCTION = "the fall when the instruction's positions are linearised in all learned layers"
-OF_ALL = "the fall when all learned layers are linearised"
 AS_IT_IS = "as it is"
 DRAWN_AS = {AS_IT_IS: "repo", "linearised": "rope", "frozen": "nope", "permuted": "repo"}
 """The scheme that assigns such positions, for its colour."""
@@ -62,39 +59,27 @@ MIRROR_NEEDED = Claim(
 INSTRUCTION_NEEDED = Claim(
     "R3", "the model needs the instruction's near-constant positions", R3.source, "none", _needed(OF_INSTRUCTION), "needed"
 )
-RANGE_NEEDED = Claim(
-    "R5",
-    "with the token index in place of its positions, which it never saw, a model is worse (narrow ranges need not be why)",
-    R5.source,
-    "none",
-    _needed(OF_ALL),
-    "index in their place",
-)
-
-
 # ---- measured -------------------------------------------------------------------------------------------------------
 
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.Dataset:
-    """`score [kind, where, prompt]` and `plain [prompt]` of one checkpoint; of text reversal also `mirror [layer]`, its strength."""
+    """`score [kind, where, prompt]`, `plain [prompt]` and `mirror [layer]`, its strength, of one checkpoint."""
     (subject,) = subjects
     data = subject.measured(cache, _scores, options, prompts=options.prompts)
-    if subject.kind == "reversal":
-        data = data.assign(mirror=strengths(measure_mirror([subject], options, cache)))
-    return data.assign_attrs(checkpoint=subject.name, stem=subject.stem, kind=subject.kind)
+    data = data.assign(mirror=strengths(measure_mirror([subject], options, cache)))
+    return data.assign_attrs(checkpoint=subject.name, stem=subject.stem)
 
 
 def _scores(subject: Subject, options: Options) -> xr.Dataset:
     """`score [kind, where, prompt]`, `plain [prompt]` in one dataset: every change of positions at every place."""
-    assert isinstance(subject.task, Task)
+    assert subject.task is not None
     task, model = subject.task, load_model(subject.path, options.device)
-    length = getattr(task, "longest", 0) if subject.kind == "reversal" else subject.training_length
-    prompts = subject.prompts(length, options.prompts, options.seed)
-    places: dict[str, dict] = {f"layer {layer}": {"layer": layer} for layer in subject.learned}
-    places[EVERYWHERE] = {"layer": list(subject.learned)}
-    instruction = prompts[0].spans.get("instruction", ())
-    if subject.kind == "reversal" and all(prompt.spans["instruction"] == instruction for prompt in prompts):
-        places[INSTRUCTION] = {"layer": list(subject.learned), "tokens": list(instruction)}
+    prompts = reversals(subject, reversal_of(subject).longest, options.prompts, options.seed)
+    learned = list(subject.learned)
+    places: dict[str, dict] = {**{f"layer {layer}": {"layer": layer} for layer in learned}, EVERYWHERE: {"layer": learned}}
+    instruction = prompts[0].spans["instruction"]
+    if all(prompt.spans["instruction"] == instruction for prompt in prompts):
+        places[INSTRUCTION] = {"layer": learned, "tokens": list(instruction)}
 
     def score() -> np.ndarray:
         return np.asarray(task.score(forced_responses(model, task, prompts, options.batch_size), prompts))
@@ -104,18 +89,15 @@ def _scores(subject: Subject, options: Options) -> xr.Dataset:
         for where in places.values():
             with change(model, **where):
                 changed.append(score())
-    sign = 1 if task.higher_is_better else -1
-    array = xr.DataArray(
-        np.array(changed).reshape(len(KINDS), len(places), -1),
-        {"kind": list(KINDS), "where": list(places)},
-        ("kind", "where", "prompt"),
-    )
+    shape = (len(KINDS), len(places), len(prompts))
+    coords = {"kind": list(KINDS), "where": list(places)}
+    array = xr.DataArray(np.array(changed).reshape(shape), coords, ("kind", "where", "prompt"))
     return xr.Dataset(
         {
             "score": described(array, task.metric, task.units),
             "plain": described(xr.DataArray(plain, dims="prompt"), f"{task.metric}, positions as they are", task.units),
         },
-        attrs={"metric": task.metric, "sign": sign},
+        attrs={"metric": task.metric},
     )
 
 
@@ -123,14 +105,11 @@ def _scores(subject: Subject, options: Options) -> xr.Dataset:
 
 
 def judge(data: xr.Dataset) -> Iterator[Verdict]:
-    """The mirror and the instruction of text reversal, the positions of other tasks."""
-    if data.attrs["kind"] == "reversal":
-        layer = f"layer {int(data['mirror']['layer'].values[int(data['mirror'].values.argmax())])}"
-        yield _evidence(data, MIRROR_NEEDED, OF_MIRROR, layer)
-        if INSTRUCTION in data["where"].values:
-            yield _evidence(data, INSTRUCTION_NEEDED, OF_INSTRUCTION, INSTRUCTION)
-    else:
-        yield _evidence(data, RANGE_NEEDED, OF_ALL, EVERYWHERE)
+    """The mirror and the instruction of text reversal."""
+    layer = f"layer {int(data['mirror']['layer'].values[int(data['mirror'].values.argmax())])}"
+    yield _evidence(data, MIRROR_NEEDED, OF_MIRROR, layer)
+    if INSTRUCTION in data["where"].values:
+        yield _evidence(data, INSTRUCTION_NEEDED, OF_INSTRUCTION, INSTRUCTION)
 
 
 def _evidence(data: xr.Dataset, claim: Claim, quantity: str, where: str) -> Verdict:
@@ -156,14 +135,13 @@ def _evidence(data: xr.Dataset, claim: Claim, quantity: str, where: str) -> Verd
 
 
 def fall(data: xr.Dataset, kind: str, where: str) -> Difference:
-    """How far the score falls; of a score where lower is better, how far it rises. Prompts that are right or wrong are compared as shares:
-    their difference has an error where all or none are right too.
+    """How far the score falls. Prompts that are right or wrong are compared as shares: their difference has an error where all or none are
+    right too.
     """
     changed, plain = data["score"].sel(kind=kind, where=where).values, data["plain"].values
-    before, after = (plain, changed) if data.attrs["sign"] > 0 else (changed, plain)
-    if np.isin([before, after], (0, 1)).all():
-        return share_difference(before.mean(), after.mean(), (len(before), len(after)))
-    return paired_difference(before, after)
+    if np.isin([plain, changed], (0, 1)).all():
+        return share_difference(plain.mean(), changed.mean(), (len(plain), len(changed)))
+    return paired_difference(plain, changed)
 
 
 def _told(difference: Difference) -> str:
@@ -198,18 +176,14 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     )
 
 
-def _can_be_scored(subject: Subject) -> bool:
-    return bool(subject.learned) and subject.task is not None and (subject.kind != "reversal" or can_mirror(subject))
-
-
 CAUSES = over_seeds(
     Experiment(
         "causes",
-        (MIRROR_NEEDED, INSTRUCTION_NEEDED, RANGE_NEEDED),
+        (MIRROR_NEEDED, INSTRUCTION_NEEDED),
         Needs(
-            each(_can_be_scored),
-            "no checkpoint with learned positions and a task of ours was given",
-            ("reversal/repo", "niah_keys/repo", "niah/repo", "language/repo"),
+            each(can_mirror),
+            "no checkpoint trained on text reversal with learned positions in a layer other than 0 was given",
+            ("reversal/repo",),
             why_not=why_not,
         ),
         measure,

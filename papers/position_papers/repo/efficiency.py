@@ -48,17 +48,8 @@ LAYOUT = "repo@1/3"
 TOKENS = 50e9
 """Tokens of table 6."""
 PAPERS = "OLMo-2 1B"
-SIZES: dict[str, dict[str, Any]] = {
-    PAPERS: {
-        **{"model_type": "olmo2", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16},
-        **{"num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 100352},
-    },
-    "OLMo-2 7B": {
-        **{"model_type": "olmo2", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32},
-        **{"num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 100352},
-    },
-}
-"""The paper's models, from their public configurations."""
+OLMO_2 = ("olmo2", 2048, 8192, 16, 16, 100352)
+"""The paper's model, from its public configuration, as `configuration` takes it."""
 
 
 # ---- measured -------------------------------------------------------------------------------------------------------
@@ -69,9 +60,9 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
     timed = {name.removeprefix("efficiency_"): getattr(options, name) for name in vars(options) if name.startswith("efficiency_")}
     timed["device"] = options.device
     measured = cache.dataset(_times, {**timed, "seed": options.seed}, options)
-    sizes = [counts(configuration(size)) for size in (*SIZES.values(), _timed_size(options))]
-    coords = {"size": [*SIZES, "timed"], "scheme": ["rope", "repo"]}
-    array = xr.DataArray(np.array(sizes, dtype=float), coords, ("size", "scheme"))
+    sizes = {PAPERS: counts(configuration(*OLMO_2)), "timed": counts(_timed(options))}
+    coords = {"size": list(sizes), "scheme": ["rope", "repo"]}
+    array = xr.DataArray(np.array(list(sizes.values()), dtype=float), coords, ("size", "scheme"))
     return measured.assign(parameters=described(array, "parameters beside the input embedding", "1")).assign_attrs(timed)
 
 
@@ -85,9 +76,10 @@ def counts(config: PretrainedConfig) -> tuple[int, int]:
     return whole - added, whole
 
 
-def configuration(size: dict[str, Any]) -> PretrainedConfig:
-    """The configuration of a model of `size`, as `SIZES` states one."""
-    return AutoConfig.for_model(**size)
+def configuration(kind: str, width: int, inner: int, layers: int, heads: int, vocabulary: int) -> PretrainedConfig:
+    """The configuration of a model of a type and size."""
+    sizes = {"hidden_size": width, "intermediate_size": inner, "num_hidden_layers": layers, "vocab_size": vocabulary}
+    return AutoConfig.for_model(kind, **sizes, num_attention_heads=heads, num_key_value_heads=heads)
 
 
 def _times(options: Options) -> xr.Dataset:
@@ -131,18 +123,15 @@ def _wait(device: str) -> None:
 def _fresh(layout: str, options: Options) -> PreTrainedModel:
     with torch.random.fork_rng():
         torch.manual_seed(options.seed)
-        model = AutoModelForCausalLM.from_config(configuration(_timed_size(options)), dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(_timed(options), dtype=torch.float32)
         reposition(model, layout)
     placed: Any = model
     return placed.to(options.device).eval()
 
 
-def _timed_size(options: Options) -> dict[str, Any]:
-    width, heads = options.efficiency_width, options.efficiency_heads
-    return {
-        **{"model_type": "llama", "hidden_size": width, "intermediate_size": 4 * width, "vocab_size": 2048},
-        **{"num_hidden_layers": options.efficiency_layers, "num_attention_heads": heads, "num_key_value_heads": heads},
-    }
+def _timed(options: Options) -> PretrainedConfig:
+    width = options.efficiency_width
+    return configuration("llama", width, 4 * width, options.efficiency_layers, options.efficiency_heads, 2048)
 
 
 # ---- judged ---------------------------------------------------------------------------------------------------------
@@ -161,7 +150,7 @@ def judge(data: xr.Dataset) -> Iterator[Verdict]:
         control="RoPE: 0",
         seeds=0,
         note=f"FLOPs of table 6 as 6 N T: {6 * rope * TOKENS:.3g} and {6 * repo * TOKENS:.3g} (paper 3.84e+20 and 3.87e+20); "
-        + "; ".join(_in_words(parameters, str(size)) for size in parameters["size"].values[1:]),
+        + _in_words(parameters, "timed"),
     )
     ratios = data["ratio"].values
     rope, repo = (1e3 * float(data["seconds"].sel(scheme=scheme).median()) for scheme in ("rope", "repo"))

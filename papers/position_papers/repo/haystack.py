@@ -51,7 +51,10 @@ ROOM = Below("RoPE's share of needles found (asked for after results were seen)"
 ABOVE = Above("the share of needles found", ("RoPE",))
 ABOVE_AT_LONGER = Above(f"at every longer length where {ROOM.words}, {ABOVE.quantity}", ABOVE.rivals)
 CONVERGED = AtLeast("the lowest share that a seed of either finds at the training length", 0.9)
-ORDER = (Above("R2N1's share of needles found", ("N2R1",)), Above("N2R1's share of needles found", ("RoPE",)))
+ORDER = (
+    Above("R2N1's share of needles found", ("N2R1", "RoPE"), required=("RoPE",)),
+    Above("N2R1's share of needles found", ("RoPE",), required=()),
+)
 TOLD_APART = Below("the lowest of these means", CEILING)
 ROBUST = AtMost("the largest difference between starting layers of the mean share over L, 2L and 4L (YaRN beyond L)", 0.05)
 FEWER = Above("the change of the share of needles found by layer that RePo starts later", ("0",), relation="below")
@@ -113,17 +116,17 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list
 
 def judge(searched: Sequence[Searched]) -> Iterator[Verdict]:
     """Checkpoints with learned positions beside RoPE at L and beyond, the hybrids, and the layers that RePo starts at."""
-    by_layout = {each.subject.layout: each for each in reversed(searched)}
-    rope, without = by_layout.get("rope"), found_without_positions(searched)
+    by_layout = {each.subject.layout.partition("@")[0]: each for each in reversed(searched)}
+    rope, (nope, why_not) = by_layout.get("rope"), found_without_positions(searched)
     for own in searched:
         if rope is not None and own.subject.learned:
-            yield _at_training_length(own, rope, without.share, without.why_not)
-            yield _longer(own, rope, without.share, without.why_not)
-    if rope is not None and {"r2n1", "n2r1"} <= set(by_layout):
-        yield _hybrids([by_layout["r2n1"], by_layout["n2r1"], rope], without.share, without.why_not)
+            yield _at_training_length(own, rope, nope, why_not)
+            yield _longer(own, rope, nope, why_not)
+    if rope is not None and "r2n1" in by_layout:
+        yield _hybrids(by_layout["r2n1"], by_layout.get("n2r1"), rope, nope, why_not)
     starts = {start: each for each in searched if (start := starting_layer(each.subject)) is not None}
     if len(starts) > 1:
-        yield from _start_layers(dict(sorted(starts.items())), without.share, without.why_not)
+        yield from _start_layers(dict(sorted(starts.items())), nope, why_not)
 
 
 def _at_training_length(own: Searched, rope: Searched, nope: float, why_not: str) -> Verdict:
@@ -191,29 +194,32 @@ def _beside_rope(
     )
 
 
-def _hybrids(compared: Sequence[Searched], nope: float, why_not: str) -> Verdict:
-    """R9 (hybrids), of R2N1, N2R1 and RoPE; in the note also longer lengths."""
-    length = compared[0].subject.training_length
-    one, other, rope = (each.sample([length], PLAIN) for each in compared)
+def _hybrids(own: Searched, other: Searched | None, rope: Searched, nope: float, why_not: str) -> Verdict:
+    """R9 (hybrids), of R2N1, N2R1 where it was given, and RoPE; in the note also longer lengths."""
+    compared = [own, *([other] if other else []), rope]
+    mine, *others = (each.sample([own.subject.training_length], PLAIN) for each in compared)
+    rivals = dict(zip(("N2R1", "RoPE")[-len(others) :], others, strict=True))
     values = {
-        **{NOPE: nope, ROOM.quantity: rope.mean},
-        **{ORDER[0].quantity: {"N2R1": between(one, other)}, ORDER[1].quantity: {"RoPE": between(other, rope)}},
+        NOPE: nope,
+        ROOM.quantity: others[-1].mean,
+        ORDER[0].quantity: {name: between(mine, sample) for name, sample in rivals.items()},
+        ORDER[1].quantity: {"RoPE": between(*others)} if other else {},
     }
-    text = "; ".join(
+    text = "without YaRN " + "; ".join(
         f"{length}: " + ", ".join(f"{each.name} {each.sample([length], PLAIN).mean:.3f}" for each in compared)
-        for length in compared[0].lengths
+        for length in own.lengths
     )
     reason = why_not or ("" if ROOM.holds(values) else NO_ROOM)
     return verdict(
         R9_HYBRIDS,
-        compared[0].name,
-        f"share of needles found at {length} tokens",
+        own.name,
+        f"share of needles found at {own.subject.training_length} tokens",
         values,
-        one.mean,
-        **numbers_of(one),
-        control=f"{compared[2].name} {rope.mean:.3f}",
-        note=f"without YaRN {text}",
-        unmeasurable=(reason, f"without YaRN {text}") if reason else (),
+        mine.mean,
+        **numbers_of(mine),
+        control=f"{rope.name} {others[-1].mean:.3f}",
+        note=text,
+        unmeasurable=(reason, text) if reason else (),
     )
 
 
@@ -321,7 +327,15 @@ def _methods(searched: Sequence[Searched]) -> dict[str, str]:
 HAYSTACK = Experiment(
     "needles in a haystack",
     (R9, R9_LONGER, R9_HYBRIDS, R9_START, R9_LATER),
-    Needs(asked_the_same(finds_needles), NO_HAYSTACK, HAYSTACKS),
+    Needs(
+        asked_the_same(finds_needles),
+        NO_HAYSTACK,
+        HAYSTACKS,
+        otherwise_of={
+            R9_HYBRIDS.label: "no R2N1 that finds needles was given beside RoPE",
+            **dict.fromkeys((R9_START.label, R9_LATER.label), "checkpoints with RePo from several layers on were not given"),
+        },
+    ),
     measure,
     judge,
     draw,

@@ -285,8 +285,6 @@ def across(by_seed: Mapping[int, xr.Dataset]) -> Iterator[Verdict]:
     """R2 (strength by seed), where enough seeds have recorded scores of longer texts."""
     known = {seed: data for seed, data in by_seed.items() if np.isfinite(data["longer"])}
     if len(known) < FEWEST:
-        reason = f"needs the weights and scores of at least {FEWEST} seeds of a checkpoint trained on text reversal"
-        yield from (unmeasured(R2_STRENGTH, data.attrs["checkpoint"], reason) for data in list(by_seed.values())[:1])
         return
     strength = np.array([float(strengths(data).max()) for data in known.values()])
     score = np.array([float(data["longer"]) for data in known.values()])
@@ -316,9 +314,14 @@ def across(by_seed: Mapping[int, xr.Dataset]) -> Iterator[Verdict]:
 
 
 def units(data: xr.Dataset) -> xr.Dataset:
-    """By text; `share` and `flat` [layer, prompt] are small enough to be kept by text of a single seed."""
+    """By text; `near`, `same_word` and `along` [layer], what the rule of R2 asks for, of the trained weights; `share` and `flat`
+    [layer, prompt], of these by text, are small enough to be kept for a single seed.
+    """
     own = data[["mirror", "flatness", "instruction_range", "text_range", "reversed", "longer"]]
-    return own.assign(share=_shares(data), flat=data["flatness"].sel(weights="trained", drop=True))
+    means = data["mirror"].sel(weights="trained", drop=True).mean("prompt")
+    copies, others, same, along = (means.sel(kind=kind, drop=True) for kind in QUANTITIES)
+    by_text = {"share": _shares(data), "flat": data["flatness"].sel(weights="trained", drop=True)}
+    return own.assign(near=copies / others, same_word=copies / same, along=along, **by_text)
 
 
 # ---- drawn ----------------------------------------------------------------------------------------------------------
@@ -400,6 +403,7 @@ MIRROR = over_seeds(
             each(can_be_asked_to_mirror),
             "no checkpoint trained on text reversal, or that reads text, with learned positions in a layer other than 0 was given",
             ("reversal/repo",),
+            otherwise_of={R2_STRENGTH.label: f"needs {FEWEST} seeds of text reversal with weights, and scores of longer texts"},
             why_not=why_not,
         ),
         measure,

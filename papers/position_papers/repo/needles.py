@@ -115,22 +115,14 @@ def _ruler(subject: Subject, options: Options, lengths: Sequence[int], rotates: 
     return described(score, "share of the needles found", "1").to_dataset(name="score")
 
 
-@dataclass(frozen=True)
-class WithoutPositions:
-    """What NoPE finds of the same needles."""
-
-    share: float
-    """At the training length; NaN where there is no NoPE."""
-    why_not: str
-    """Why needles say nothing about positions: NoPE finds them too, or a task of ours comes without it; empty where they do."""
-
-
-def found_without_positions(searched: Sequence[Searched]) -> WithoutPositions:
-    """What the first of `searched` with NoPE finds."""
+def found_without_positions(searched: Sequence[Searched]) -> tuple[float, str]:
+    """The share of needles that the first of `searched` with NoPE finds at the training length, NaN where there is none; and why needles
+    say nothing about positions: NoPE finds them too, or a task of ours comes without it; empty where they do.
+    """
     nope = next((each for each in searched if omits_positions(each.subject.layout)), None)
     if nope is None:
         ours = any(each.recorded is not None for each in searched)
-        return WithoutPositions(np.nan, "no NoPE was given to show that the task needs positions" if ours else "")
+        return np.nan, "no NoPE was given to show that the task needs positions" if ours else ""
     share = nope.sample([nope.subject.training_length], PLAIN).mean
     solved = f"{nope.name} finds {share:.3f} without positions, so the task needs none"
-    return WithoutPositions(share, "" if NEEDS_POSITIONS.holds({NOPE: share}) else solved)
+    return share, "" if NEEDS_POSITIONS.holds({NOPE: share}) else solved

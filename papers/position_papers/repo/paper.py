@@ -41,8 +41,8 @@ PAPER = Paper(
     ),
     options=Options,
     not_made=(
-        "Table 1, multi-query and multi-value needles: models that find RULER's keyed needles. The adapters here find none of them (R9), and "
-        "the tasks of needles have one value per key.",
+        "Table 1, multi-query and multi-value needles: a RePo that finds RULER's needles. The adapter here finds none with a single value "
+        "(R9), and our own tasks have one value per key.",
         "Table 1 and figure 5, 7B; table 5; figure 4, MMLU-Pro: the paper's models on a GPU, and the evaluation suite olmes.",
         "Tables 2 and 3: HybridQA and LongBench, and models that answer questions about them.",
         "R2N1 and N2R1 on text: more seeds than the one of each that is recorded, since their losses differ by less than seeds do.",

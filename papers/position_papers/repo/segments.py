@@ -1,18 +1,18 @@
-"""Whether learned positions follow the structure of a prompt (RePo app. D, fig. 8): R8, on few-shot examples and on lines of code.
+"""Whether learned positions follow the structure of a prompt (RePo app. D, fig. 8): R8, on few-shot examples.
 
     variance_between, boundary_f1 of every learned head (measures.segments), each against shuffled edges of the same prompt
     outlying   |z - median of the head's positions| > 5 times their median absolute deviation: share of punctuation and function words
 
-A checkpoint of our tasks that knows no text is left out. Few-shot prompts are sentences with labels in the checkpoint's own tokens, as
-many as fit. Code is held-out text of its corpus, where it was trained on one; the paper has no such prompts. The paper draws single heads
-(fig. 8b), so the claim is judged by how many heads follow the examples, beside random weights; the mean over heads is a part of its own.
+A checkpoint of our tasks that knows no text is left out. Prompts are sentences with labels in the checkpoint's own tokens, as many as fit.
+The paper draws single heads (fig. 8b), so the claim is judged by how many heads follow the examples, beside random weights; the mean over
+heads is a part of its own.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,14 +62,6 @@ R8_MEAN = Claim(
     All(*SCORES.values(), *(BeyondNull(quantity, 0.95) for quantity in BESIDE_TWINS.values())),
     "mean over heads",
 )
-R8_CODE = Claim(
-    "R8",
-    "positions align with the lines of code, mean over heads, more than with random weights",
-    "ours",
-    "none",
-    R8_MEAN.rule,
-    "lines of code",
-)
 OUTLYING = "the share of punctuation and function words among outlying positions less that among all tokens, over prompts,"
 R8_OUTLYING = Claim(
     "R8",
@@ -90,12 +82,8 @@ FUNCTION_WORDS = frozenset(
 )
 FARTHEST = 5.0
 """Median absolute deviations of a head's positions; about 3.4 standard deviations of a normal sample."""
-EXAMPLES, LINES = "examples throughout", "lines"
-CLAIMS: Mapping[str, Claim] = {EXAMPLES: R8_MEAN, LINES: R8_CODE}
-"""By kind of prompt."""
-SEGMENTS_OF = {EXAMPLES: "examples", LINES: "lines"}
-"""The kind of segment, as `measures.segments` knows it, by kind of prompt."""
-TEXTS = {EXAMPLES: "few-shot prompts with as many examples as fit", LINES: "held-out code"}
+EXAMPLES = "examples"
+"""The kind of segment, as `measures.segments` knows it."""
 NAMES = [*(name for score in SCORES for name in (score, f"{score}_shuffled")), "variance_between_chance"]
 """The variables of `measures.segments` that are read."""
 
@@ -103,26 +91,20 @@ NAMES = [*(name for score in SCORES for name in (score, f"{score}_shuffled")), "
 # ---- measured -------------------------------------------------------------------------------------------------------
 
 
-def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> dict[str, xr.DataTree] | None:
-    """What `_scores` measures of one checkpoint by kind of prompt; None where it can be given no prompts of any kind."""
+def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.DataTree | None:
+    """What `_scores` measures of one checkpoint; None where it can be given no prompts."""
     (subject,) = subjects
-    by_kind = {}
-    for kind in CLAIMS:
-        prompts = segment_prompts(subject, kind, options)
-        if prompts:
-            depends = {"kind": kind, "prompts": options.prompts, "controls": options.controls}
-            by_kind[kind] = subject.measured_groups(cache, _scores, options, SEGMENTS_OF[kind], prompts, **depends)
-            by_kind[kind].attrs = {
-                **{"checkpoint": subject.name, "stem": subject.stem, "training_length": subject.training_length}
-            }
-    return by_kind or None
+    prompts = prompts_for(subject, options)
+    if not prompts:
+        return None
+    tree = subject.measured_groups(cache, _scores, options, prompts, prompts=options.prompts, controls=options.controls)
+    tree.attrs = {"checkpoint": subject.name, "stem": subject.stem, "training_length": subject.training_length}
+    return tree
 
 
-def segment_prompts(subject: Subject, kind: str, options: Options) -> list[Prompt]:
-    """Prompts of a kind that `CLAIMS` has; empty where the checkpoint can be given none."""
+def prompts_for(subject: Subject, options: Options) -> list[Prompt]:
+    """Few-shot prompts with as many examples as fit; empty where fewer than five do."""
     length = subject.training_length
-    if kind == LINES:
-        return subject.prompts(length, options.prompts, options.seed) if subject.kind == "language" else []
 
     def few_shot(shots: int) -> list[Prompt]:
         try:
@@ -134,17 +116,17 @@ def segment_prompts(subject: Subject, kind: str, options: Options) -> list[Promp
     return few_shot(FEWEST + fitting - 1) if fitting else []
 
 
-def _scores(subject: Subject, options: Options, kind: str, prompts: Sequence[Prompt]) -> xr.DataTree:
+def _scores(subject: Subject, options: Options, prompts: Sequence[Prompt]) -> xr.DataTree:
     """The groups `segments`, of the trained weights; `positions`, of the first prompt; and `scores`: those that count, by weights, with
     what `_outlying` gives.
     """
-    segments: Any = Segments(kinds=(kind,), seed=options.seed)
+    segments: Any = Segments(kinds=(EXAMPLES,), seed=options.seed)
     by_weights = {}
     for name, bridge in subject.bridges(options):
         run = analyze(bridge, prompts, [segments], subject.learned, batch_size=options.batch_size)
         by_weights[name] = run["segments"].to_dataset()
     scores = xr.concat(
-        [each[NAMES].sel(kind=kind, drop=True) for each in by_weights.values()],
+        [each[NAMES].sel(kind=EXAMPLES, drop=True) for each in by_weights.values()],
         dim=xr.IndexVariable("weights", list(by_weights)),
         join="exact",
         coords="minimal",
@@ -187,14 +169,12 @@ def _outlying(position: xr.DataArray, prompts: Sequence[Prompt], tokenizer: Any)
 # ---- judged ---------------------------------------------------------------------------------------------------------
 
 
-def judge(by_kind: Mapping[str, xr.DataTree]) -> Iterator[Verdict]:
-    """R8 by heads and by what lies apart on few-shot examples, and its means over heads by kind of prompt."""
-    for kind, tree in by_kind.items():
-        data = tree["scores"].to_dataset().assign_attrs(tree.attrs)
-        if kind == EXAMPLES:
-            yield _by_heads(data)
-            yield _apart(data)
-        yield _aligned(data, kind)
+def judge(tree: xr.DataTree) -> Iterator[Verdict]:
+    """R8 by heads, by what lies apart, and its mean over heads."""
+    data = tree["scores"].to_dataset().assign_attrs(tree.attrs)
+    yield _by_heads(data)
+    yield _apart(data)
+    yield _aligned(data)
 
 
 def _apart(data: xr.Dataset) -> Verdict:
@@ -236,8 +216,8 @@ def _by_heads(data: xr.Dataset) -> Verdict:
     )
 
 
-def _aligned(data: xr.Dataset, kind: str) -> Verdict:
-    """R8 for one kind of prompt: scores beside those of shuffled edges, over prompts; and how far above them beside random weights."""
+def _aligned(data: xr.Dataset) -> Verdict:
+    """R8 (mean over heads): scores beside those of shuffled edges, over prompts; and how far above them beside random weights."""
     trained = data.sel(weights="trained")
     known = _known(trained)
     means = {
@@ -249,9 +229,9 @@ def _aligned(data: xr.Dataset, kind: str) -> Verdict:
     by_weights = {score: each.mean(("prompt", "layer", "head")).values for score, each in excess.items()}
     beside = {score: Observed(float(each[0]), each[1:]) for score, each in by_weights.items()}
     return verdict(
-        CLAIMS[kind],
+        R8_MEAN,
         data.attrs["checkpoint"],
-        f"share of position variance between {SEGMENTS_OF[kind]}, mean over learned heads",
+        "share of position variance between examples, mean over learned heads",
         {rule.quantity: {SHUFFLED: above[score]} for score, rule in SCORES.items()}
         | {quantity: beside[score] for score, quantity in BESIDE_TWINS.items()},
         float(own.mean()),
@@ -275,37 +255,33 @@ def _known(trained: xr.Dataset) -> np.ndarray:
 # ---- drawn ----------------------------------------------------------------------------------------------------------
 
 
-def draw(by_kind: Mapping[str, xr.DataTree]) -> Iterator[Drawing]:
-    """Fig. 8: the head that follows the segments of the first prompt most, and all heads."""
-    for kind, tree in by_kind.items():
-        segments, name, stem = SEGMENTS_OF[kind], tree.attrs["checkpoint"], tree.attrs["stem"]
-        data = tree["scores"].to_dataset()
-        texts = f"{segments} of {TEXTS[kind]}, up to {tree.attrs['training_length']} tokens"
-        yield Drawing(
-            f"segments_{kind.replace(' ', '_')}_{stem}",
-            segment_scores(tree, segments),
-            f"{name}: positions and {texts}. Every learned head, mean over prompts, against shuffled edges (RePo fig. 8, measured).",
-            data,
-        )
-        layer, head = heads_by_segments(tree["segments"].to_dataset(), segments)[0]
-        yield Drawing(
-            f"segments_{kind.replace(' ', '_')}_best_head_{stem}",
-            segment_positions(tree, layer, head, kind=segments),
-            f"{name}: positions on the first prompt and {texts}, of the head whose variance lies most between {segments}, above shuffled "
-            "edges (RePo fig. 8b).",
-            tree["positions"].to_dataset()[["position"]].sel(layer=[layer], head=[head]),
-        )
+def draw(tree: xr.DataTree) -> Iterator[Drawing]:
+    """Fig. 8: all heads, and the one that follows the examples of the first prompt most."""
+    stem = tree.attrs["stem"]
+    texts = f"{tree.attrs['checkpoint']}: positions and the examples of few-shot prompts of up to {tree.attrs['training_length']} tokens"
+    yield Drawing(
+        f"segments_{stem}",
+        segment_scores(tree, EXAMPLES),
+        f"{texts}. Every learned head, mean over prompts, against shuffled edges (RePo fig. 8, measured).",
+        tree["scores"].to_dataset(),
+    )
+    layer, head = heads_by_segments(tree["segments"].to_dataset(), EXAMPLES)[0]
+    yield Drawing(
+        f"segments_best_head_{stem}",
+        segment_positions(tree, layer, head, kind=EXAMPLES),
+        f"{texts}: the first prompt, and the head whose variance lies most between examples, above shuffled edges (RePo fig. 8b).",
+        tree["positions"].to_dataset()[["position"]].sel(layer=[layer], head=[head]),
+    )
 
 
 SEGMENTS = over_seeds(
     Experiment(
         "segments",
-        (R8, R8_OUTLYING, *CLAIMS.values()),
+        (R8, R8_OUTLYING, R8_MEAN),
         Needs(
             each(lambda subject: bool(subject.learned) and subject.kind in ("language", "text")),
             "no checkpoint with learned positions that knows text was given, or its training length is too short for five examples",
             ("language/repo",),
-            otherwise_of={R8_CODE.label: "no language model with learned positions and a corpus was given"},
             why_not=why_not,
         ),
         measure,
@@ -313,5 +289,5 @@ SEGMENTS = over_seeds(
         draw,
         OLMO,
     ),
-    lambda by_kind: xr.Dataset(),
+    lambda tree: xr.Dataset(),
 )
