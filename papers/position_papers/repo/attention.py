@@ -230,6 +230,7 @@ def _evenness(mass: xr.DataArray, rivals: Mapping[str, str], attributes: Mapping
         f"{nope.size} seeds",
         mass.sizes["prompt"],
         f"RoPE {float(rope.mean()):.3g}",
+        f"RoPE {float(rope.mean()):.3g}",
         unmeasurable=few if found < LEAST_FOUND else "",
         seeds=nope.size,
     )

@@ -200,15 +200,17 @@ def judge(data: xr.Dataset) -> Iterator[Verdict]:
 
 def _mirror_effect(data: xr.Dataset) -> Verdict:
     """R2 from the layer, other than 0, whose copies are nearest to their source against other words."""
-    if data["mirror"].sel(weights="trained", kind="random").notnull().all("layer").sum("prompt") < 2:
-        return unmeasured(R2, data.attrs["checkpoint"], "its tokenizer does not tell the words apart")
     by_text = data["mirror"].sel(layer=data["layer"] > 0)
+    if by_text.sel(weights="trained", kind="random").notnull().all("layer").sum("prompt") < 2:
+        return unmeasured(R2, data.attrs["checkpoint"], "its tokenizer does not tell the words apart")
     means, ratios = by_text.mean("prompt"), _ratios(by_text)
     layer = int(ratios["layer"].values[int(np.nanargmin(ratios.sel(weights="trained").values))])
     spread = _shares(data).sel(layer=layer).values
-    at = {kind: float(means.sel(weights="trained", layer=layer, kind=kind)) for kind in QUANTITIES}
     by_layer = {
-        str(name): {int(layer): _quantities(means.sel(weights=name, layer=layer)) for layer in means["layer"].values}
+        str(name): {
+            int(layer): {called: float(means.sel(weights=name, layer=layer, kind=kind)) for kind, called in QUANTITIES.items()}
+            for layer in means["layer"].values
+        }
         for name in data["weights"].values
     }
     mirroring = {name: [layer for layer, values in of.items() if MIRRORS.holds(values)] for name, of in by_layer.items()}
@@ -224,15 +226,9 @@ def _mirror_effect(data: xr.Dataset) -> Verdict:
         data.sizes["prompt"],
         "random weights: " + ", ".join(f"{float(each):.3g}" for each in ratios.sel(layer=layer).values[1:]),
         f"layers that mirror: {', '.join(map(str, mirroring['trained'])) or 'none'} of 0 to {data.attrs['layers'] - 1} (random weights: "
-        f"{by_chance}); layer {layer}: copies {at['copies']:.2f}, other words {at['random']:.2f}, the same word elsewhere "
-        f"{at['elsewhere']:.2f} positions, correlation {at['correlation']:.2f}",
+        f"{by_chance}); layer {layer}: " + ", ".join(f"{name} {value:.2f}" for name, value in by_layer["trained"][layer].items()),
         unmeasurable=_lost(data),
     )
-
-
-def _quantities(of_layer: xr.DataArray) -> dict[str, float]:
-    """What the rule asks for, from `mirror [kind]` of a layer."""
-    return {name: float(of_layer.sel(kind=kind)) for kind, name in QUANTITIES.items()}
 
 
 def _ratios(by_text: xr.DataArray) -> xr.DataArray:
@@ -333,26 +329,18 @@ _PARTS = ("words", "generated")
 
 
 def draw(data: xr.Dataset) -> Iterator[Drawing]:
-    """Fig. 6."""
-    name, layers = data.attrs["checkpoint"], _layers_shown(data)
-    many = (
-        f" Of {data.sizes['layer']} layers with learned positions, the {SHOWN_LAYERS} whose copies are nearest to their source."
-    )
+    """Fig. 6: all layers, or of many those whose copies are nearest to their source against other words."""
+    ratios = _ratios(data["mirror"]).sel(weights="trained")
+    layers = sorted(int(layer) for layer in ratios.sortby(ratios)["layer"].values[:SHOWN_LAYERS])
+    many = f" Of {len(ratios)} layers with learned positions, the {SHOWN_LAYERS} whose copies are nearest to their source."
     yield Drawing(
         f"mirror_{data.attrs['stem']}",
         _figure(data, layers),
-        f"{name}: positions of a text of {data.attrs['example_words']} words by layer (RePo fig. 6; green words, pink copies); in the "
-        f"titles means of |dz| of copies to their source and to other words, over {data.sizes['prompt']} texts of "
-        f"{data.attrs['longest']} words." + (many if data.sizes["layer"] > SHOWN_LAYERS else ""),
+        f"{data.attrs['checkpoint']}: positions of a text of {data.attrs['example_words']} words by layer (RePo fig. 6; green words, pink "
+        f"copies); in the titles means of |dz| of copies to their source and to other words, over {data.sizes['prompt']} texts of "
+        f"{data.attrs['longest']} words." + (many if len(ratios) > SHOWN_LAYERS else ""),
         data,
     )
-
-
-def _layers_shown(data: xr.Dataset) -> list[int]:
-    """All layers, or of many those whose copies are nearest to their source against other words, ascending."""
-    ratios = _ratios(data["mirror"]).sel(weights="trained")
-    nearest = ratios.sortby(ratios)["layer"].values[:SHOWN_LAYERS]
-    return sorted(int(layer) for layer in nearest)
 
 
 def _figure(data: xr.Dataset, layers: Sequence[int]) -> PaperFigure:

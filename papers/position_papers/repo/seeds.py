@@ -77,7 +77,9 @@ def over_seeds(
         yield from across({seed: own.data for seed, own in seeds.items() if not own.why_not})
 
     def draw(seeds: Mapping[int, Seed]) -> Iterator[Drawing]:
-        first, *others = experiment.draw(next(iter(seeds.values())).data)
+        own = next(iter(seeds.values()))
+        silent = f" Not judged: {own.why_not[0]}." if own.why_not else ""
+        first, *others = (replace(each, caption=each.caption + silent) for each in experiment.draw(own.data))
         by_seed = _joined({seed: units(own.data) for seed, own in seeds.items() if own.data is not None})
         use = _joined({seed: own.use.rename(USE) for seed, own in seeds.items() if own.use is not None})
         yield replace(first, data=first.data.drop_vars(list(by_seed), errors="ignore").assign(by_seed | use))
@@ -98,16 +100,17 @@ def _joined(by_seed: Mapping[int, xr.Dataset]) -> dict[str, xr.DataArray]:
 def together(by_seed: Mapping[int, Verdict]) -> Verdict:
     """What the verdicts of single seeds on one claim come to."""
     judged = {seed: own for seed, own in by_seed.items() if own.outcome != UNMEASURABLE}
-    first = next(iter((judged or by_seed).values()))
+    seed, first = next(iter((judged or by_seed).items()))
     if len(by_seed) == 1 or not judged:
         return first
     outcomes = [own.outcome for own in judged.values()]
     decisive = next(own for outcome in (FAILS, UNDECIDED, HOLDS) for own in judged.values() if own.outcome == outcome)
     listed: dict[str, list[str]] = {}
-    for seed, own in by_seed.items():
-        shown = ", ".join(own.notes) if own.estimate.value is None else f"{own.estimate.value:.3g}"
-        listed.setdefault(own.outcome.value, []).append(f"{seed} ({shown})")
-    notes = [*(f"{outcome}: {', '.join(seeds)}" for outcome, seeds in listed.items()), *first.notes]
+    for number, own in by_seed.items():
+        shown = ", ".join(own.notes[:1]) if own.estimate.value is None else f"{own.estimate.value:.3g}"
+        listed.setdefault(own.outcome.value, []).append(f"{number} ({shown})")
+    notes = [f"{outcome}: {', '.join(seeds)}" for outcome, seeds in listed.items()]
+    notes += [f"seed {seed}: {each}" for each in first.notes]
     reasons = (
         *(each for each in decisive.reasons if each.kind != Kind.NOTE),
         Reason(Kind.SEEDS, count=outcomes.count(HOLDS), of=len(judged)),
@@ -115,7 +118,7 @@ def together(by_seed: Mapping[int, Verdict]) -> Verdict:
     )
     estimate, interval = first.estimate, first.interval
     if len(judged) > 1:
-        numbers = [own.estimate.value for own in judged.values()]
+        numbers = [own.estimate.value for own in judged.values() if own.estimate.value is not None]
         estimate = replace(estimate, value=float(np.mean(numbers)), n=len(judged), seeds=len(judged))
         interval = Interval(float(np.std(numbers, ddof=1)), f"{len(judged)} seeds")
     return replace(first, outcome=decisive.outcome, estimate=estimate, interval=interval, reasons=reasons)
