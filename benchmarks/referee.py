@@ -127,7 +127,7 @@ class Values:
         """Without layer 0, of the seeds whose positions spread, depend on more than the token, and are used by more than 0.02 nats."""
         lost = (self("used_loss_frozen", "seed") - self("used_loss", "seed")).transpose("seed", ...)
         is_moved = ((self("used_range", "seed") >= 1) & (self("used_from_token", "seed") < 0.9)).any(["used_layer", "used_head"])
-        is_used = (lost.mean("used_prompt") > 0.02) & (stats.ttest_1samp(lost, 0, axis=1, alternative="greater").pvalue < LEVEL)
+        is_used = (lost.mean("used_prompt") > 0.02) & (np.array(stats.ttest_1samp(lost, 0, 1, alternative="greater"))[1] < LEVEL)
         values = self(variable, "seed", **where).sel(seed=lost["seed"][(is_moved & is_used).values])
         return values.where(values["layer"] > 0, drop=True) if "layer" in values.dims else values.transpose("seed", ...)
 

@@ -316,8 +316,8 @@ def units(data: xr.Dataset) -> xr.Dataset:
     own = data[["mirror", "flatness", "instruction_range", "text_range", "reversed", "longer"]]
     means = data["mirror"].sel(weights="trained", drop=True).mean("prompt")
     copies, others, same, along = (means.sel(kind=kind, drop=True) for kind in QUANTITIES)
-    by_text = {"share": _shares(data), "flat": data["flatness"].sel(weights="trained", drop=True)}
-    return own.assign(near=copies / others, same_word=copies / same, along=along, **by_text)
+    found = {"near": copies / others, "same_word": copies / same, "along": along, "share": _shares(data)}
+    return own.assign(found | {"flat": data["flatness"].sel(weights="trained", drop=True)})
 
 
 # ---- drawn ----------------------------------------------------------------------------------------------------------

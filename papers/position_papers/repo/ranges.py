@@ -135,7 +135,7 @@ def judge(data: xr.Dataset) -> Iterator[Verdict]:
     long = int(data.attrs["training_length"])
     lengths = (long // 2, long)
     ranges = data["range"].transpose("length", "prompt", "unit")
-    values = spreading(*(ranges.sel(length=length).values for length in lengths), lengths)
+    values = spreading(ranges.sel(length=lengths[0]).values, ranges.sel(length=long).values, lengths)
     growth = values[GROWS.quantity][GROWS.rivals[0]]
     parts = {"grows": GROWS, "stays far below": FAR_BELOW, "uneven": UNEVEN}
     means = ranges.mean(("prompt", "unit"))
@@ -155,7 +155,8 @@ def judge(data: xr.Dataset) -> Iterator[Verdict]:
         + ", ".join(f"{float(mean):.3g} at {int(mean['length'])}" for mean in means),
     )
     yield judged
-    random = [spreading(*of, lengths) for of in data["random_range"].transpose("weights", "judged", "prompt", "unit").values]
+    of_random = data["random_range"].transpose("weights", "judged", "prompt", "unit").values
+    random = [spreading(*of_weights, lengths=lengths) for of_weights in of_random]
     beside = {
         BESIDE_TWINS[0]: Observed(growth.margin, [each[GROWS.quantity][GROWS.rivals[0]].margin for each in random]),
         BESIDE_TWINS[1]: Observed(values[UNEVEN.quantity], [each[UNEVEN.quantity] for each in random]),
