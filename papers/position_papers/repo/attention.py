@@ -107,7 +107,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
         task=needles_of(subjects[0]),
         training_length=subjects[0].training_length,
         found_by_nope=share,
-        silent=", ".join(called(each) for each in subjects if _is_silent(each, options, cache)),
+        silent=", ".join(called(each) for each in subjects if _why_not(each, options, cache)),
         why_not=why_not or next((_lost(each.name, each, options, cache) for each in subjects if each.layout == "rope"), ""),
     )
 
@@ -117,7 +117,7 @@ def _of_seeds(subject: Subject, options: Options, cache: Cache) -> xr.DataArray:
     parts: dict[int, xr.DataArray] = {}
     for seed, own in seeds_of(subject).items():
         mass = own.measured(cache, _mass, options, prompts=options.prompts)["mass"]
-        parts[seed] = mass.where(own.path == subject.path or not _is_silent(own, options, cache))
+        parts[seed] = mass.where(own.path == subject.path or not _why_not(own, options, cache))
     joined: xr.DataArray = xr.concat(
         list(parts.values()), dim=xr.IndexVariable("seed", list(parts)), join="exact", coords="minimal", compat="override"
     )
@@ -138,15 +138,9 @@ def _mass(subject: Subject, options: Options) -> xr.Dataset:
 
 
 def _why_not(subject: Subject, options: Options, cache: Cache) -> tuple[str, ...]:
-    """Why the attention of `subject` says nothing on learned positions: it does not use them, or does not find the needles."""
-    if not subject.learned:
-        return ()
+    """Why the attention of `subject` says nothing: it does not find the needles, or does not use the positions that it learns."""
     lost = _lost("it", subject, options, cache)
     return (lost,) if lost else why_not(subject, options, cache)
-
-
-def _is_silent(subject: Subject, options: Options, cache: Cache) -> bool:
-    return bool(_lost("it", subject, options, cache) or _why_not(subject, options, cache))
 
 
 def _lost(called: str, subject: Subject, options: Options, cache: Cache) -> str:
@@ -170,7 +164,7 @@ def judge(data: xr.Dataset) -> Iterator[Verdict]:
         for checkpoint in mass["checkpoint"].values[mass["learned_layers"].values > 0].tolist():
             for rows, claim in CLAIMS.items():
                 yield _beside(mass.sel(rows=rows), checkpoint, rivals, claim, data.attrs)
-        yield _evenness(mass.sel(rows="generated"), rivals, data.attrs)
+        yield _evenness(mass.sel(rows="generated"), rivals)
 
 
 def _beside(
@@ -214,12 +208,10 @@ def _beside(
     )
 
 
-def _evenness(mass: xr.DataArray, rivals: Mapping[str, str], attributes: Mapping[str, Any]) -> Verdict:
-    """R4 (NoPE's variance), seed by seed; it needs a NoPE and a RoPE that find the needles, not needles that take positions."""
+def _evenness(mass: xr.DataArray, rivals: Mapping[str, str]) -> Verdict:
+    """R4 (NoPE's variance), seed by seed; it needs a NoPE that finds the needles, not needles that take positions."""
     spread = mass.sel(span=list(SPANS[:3])).mean("prompt").std("span", ddof=1)
     rope, nope = xr.align(*(spread.sel(checkpoint=rivals[name]).dropna("seed") for name in ("RoPE", "NoPE")), join="inner")
-    found = attributes["found_by_nope"]
-    few = f"{rivals['NoPE']} finds {found:.3f} of the needles at its training length (wanted at least {LEAST_FOUND:g})"
     return verdict(
         R4_EVEN,
         rivals["NoPE"],
@@ -231,7 +223,6 @@ def _evenness(mass: xr.DataArray, rivals: Mapping[str, str], attributes: Mapping
         mass.sizes["prompt"],
         f"RoPE {float(rope.mean()):.3g}",
         f"RoPE {float(rope.mean()):.3g}",
-        unmeasurable=few if found < LEAST_FOUND else "",
         seeds=nope.size,
     )
 

@@ -219,15 +219,11 @@ def _by_heads(data: xr.Dataset) -> Verdict:
 def _aligned(data: xr.Dataset) -> Verdict:
     """R8 (mean over heads): scores beside those of shuffled edges, over prompts; and how far above them beside random weights."""
     trained = data.sel(weights="trained")
-    known = _known(trained)
-    means = {
-        name: trained[name].mean(("layer", "head")).values[known] for score in SCORES for name in (score, f"{score}_shuffled")
-    }
+    means = {name: trained[name].mean(("layer", "head")).values for name in NAMES[:-1]}
     above = {score: paired_difference(means[score], means[f"{score}_shuffled"]) for score in SCORES}
     own = means["variance_between"]
-    excess = {score: (data[score] - data[f"{score}_shuffled"]).isel(prompt=known) for score in SCORES}
-    by_weights = {score: each.mean(("prompt", "layer", "head")).values for score, each in excess.items()}
-    beside = {score: Observed(float(each[0]), each[1:]) for score, each in by_weights.items()}
+    excess = {score: (data[score] - data[f"{score}_shuffled"]).mean(("prompt", "layer", "head")).values for score in SCORES}
+    beside = {score: Observed(float(each[0]), each[1:]) for score, each in excess.items()}
     return verdict(
         R8_MEAN,
         data.attrs["checkpoint"],
@@ -237,19 +233,13 @@ def _aligned(data: xr.Dataset) -> Verdict:
         float(own.mean()),
         float(own.std(ddof=1)),
         "prompts",
-        int(known.sum()),
+        len(own),
         f"shuffled edges {means['variance_between_shuffled'].mean():.3f}",
         [
             f"{name}: {in_words({'shuffled edges': above[score]}, 'above', '')}; beside random weights {beside_null(beside[score])}"
             for score, name in (("variance_between", "variance"), ("boundary_f1", "boundary F1"))
         ],
     )
-
-
-def _known(trained: xr.Dataset) -> np.ndarray:
-    """Which prompts have scores: one with fewer than two segments has no edges to follow."""
-    scores = np.array([trained[name].mean(("layer", "head")).values for name in NAMES[:-1]])
-    return np.asarray(np.isfinite(scores).all(axis=0))
 
 
 # ---- drawn ----------------------------------------------------------------------------------------------------------
