@@ -77,8 +77,7 @@ larger: env
 	$(BIN)/repo-interp zoo train language/repo_512 language/rope_continued_512 language/nope_512
 	$(BIN)/repo-interp figures repo --no-zoo --checkpoint language-512-repo=runs/zoo/language/repo_512 \
 		--checkpoint language-512-rope=runs/zoo/language/rope_continued_512 --checkpoint language-512-nope=runs/zoo/language/nope_512 \
-		--experiment 'ranges of positions' --experiment 'chunks of positions' --experiment causes --experiment segments \
-		--experiment 'ranges of positions over seeds' --experiment 'chunks of positions over seeds' --experiment 'causes over seeds' \
+		--experiment 'ranges of positions' --experiment 'chunks of positions' --experiment segments \
 		--set prompts=16 --out figures/language-512-repo/held-out --cache figures/.cache --overwrite
 
 # Runs every notebook in a kernel of its own and stores its outputs. Then read the prose again. The ninth needs

@@ -4,7 +4,7 @@
 
 `CLAIMS` has, for every claim, where its values are, how they are reduced, and its rule with the thresholds of the column `rule`. Nothing of
 the packages is imported. A value is compared with the digits that verdicts.csv prints. What the CSVs do not hold is named, and never taken
-from verdicts.csv. That learned positions are used at all is recomputed nowhere, since the losses without them are in no CSV.
+from verdicts.csv.
 
 Every test has the level of 2 normal standard errors, one-sided. A difference holds where its lower limit is above 0 and it is above what
 the rule wants (0, or 0.005 nats), fails where its upper limit is not above that, and is undecided else. Equally many seeds are paired.
@@ -123,14 +123,13 @@ class Values:
         """Attention mass per token from the rows of the generated tokens, by seed."""
         return self("mass_per_token", "seed", checkpoint=self.beside(scheme), rows="generated", span=span).dropna("seed")
 
-    def later(self, variable: str, **where: str) -> xr.DataArray:
-        """A variable by layer, without layer 0."""
-        values = self(variable, "layer", weights="trained", **where)
-        return values.where(values["layer"] > 0, drop=True)
-
-    def pattern(self, pattern: str) -> xr.DataArray:
-        """The share of a pattern of chunks in the layers with learned positions."""
-        return self("pattern_share", "layer", pattern=pattern).where(self("scheme") == "repo").mean()
+    def judged(self, variable: str, **where: Any) -> xr.DataArray:
+        """Without layer 0, of the seeds whose positions spread, depend on more than the token, and are used by more than 0.02 nats."""
+        lost = (self("used_loss_frozen", "seed") - self("used_loss", "seed")).transpose("seed", ...)
+        is_moved = ((self("used_range", "seed") >= 1) & (self("used_from_token", "seed") < 0.9)).any(["used_layer", "used_head"])
+        is_used = (lost.mean("used_prompt") > 0.02) & (np.array(stats.ttest_1samp(lost, 0, 1, alternative="greater"))[1] < LEVEL)
+        values = self(variable, "seed", **where).sel(seed=lost["seed"][(is_moved & is_used).values])
+        return values.where(values["layer"] > 0, drop=True) if "layer" in values.dims else values.transpose("seed", ...)
 
     def following(self) -> xr.DataArray:
         """How many heads follow the examples, by weights: at most 5 % of the shuffles do as well."""
@@ -194,8 +193,9 @@ def more_needles(v: Values, number: float) -> Difference:
     if max(own.size, rope.size) > 1 or number > 0:
         return above(own, rope)
     margin, error, student = -rope.item(), v.needles("rope", "standard_error").item(), stats.t(int(v.row["n"]) - 1)
-    reach = error * float(student.isf(LEVEL))
-    return Difference(margin, margin - reach, margin + reach, float(student.sf(margin / error)))
+    return Difference(
+        margin, margin - (reach := error * float(student.isf(LEVEL))), margin + reach, float(student.sf(margin / error))
+    )
 
 
 def learned(v: Values, test_set: str) -> bool:
@@ -246,6 +246,12 @@ class Claim:
     measurable: Callable[[Values], Any] | None = None
 
 
+def of_seeds(toys, figure, numbers, by_prompt, rule, measurable=lambda v: True) -> Claim:
+    """A claim whose number is the mean over seeds, and whose rule has to hold in each; a single one spreads over prompts."""
+    units = (lambda v: numbers(v) if numbers(v).size > 1 else by_prompt(v), lambda v: numbers(v).mean())
+    return Claim(toys, figure, *units, lambda v, n: rule(v, numbers(v)), lambda v: numbers(v).size and measurable(v))
+
+
 HEADS, TRAINED, UNMEASURABLE = ("layer", "head"), "in_distribution", "not measurable"
 SCHEMES, ABLATED = ("HoPE", "RoPE", "ALiBi", "KERPLE", "FIRE"), ("HoPE AB1", "HoPE AB2", "RoPE")
 MASSES = (("repo", "rope", "needle"), ("rope", "repo", "query"), ("rope", "nope", "needle"), ("nope", "repo", "query"))
@@ -257,21 +263,14 @@ CLAIMS = {
         *(REVERSAL, "reversal_by_length", lambda v: v.seeds("reversal/repo")),
         rule=lambda v, n: [above(v.seeds("reversal/repo"), v.seeds(f"reversal/{rival}")) for rival in ("rope", "nope")],
     ),
-    "R2": Claim(
-        *(REVERSAL, "mirror_{}", lacks("mirror", "prompt")),
-        number=lambda v: (v.later("mirror", kind="copies") / v.later("mirror", kind="random")).min(),
-        rule=lambda v, n: [
-            np.any(
-                (v.later("mirror", kind="copies") <= 0.25 * v.later("mirror", kind="random"))
-                & (v.later("mirror", kind="copies") <= 0.5 * v.later("mirror", kind="elsewhere"))
-                & (v.later("mirror", kind="correlation") >= 0.9)
-            )
-        ],
-        measurable=lambda v: v("reversed").mean() >= 0.5,
+    "R2": of_seeds(
+        *(REVERSAL, "mirror_{}", lambda v: v.judged("near").min("layer"), lambda v: v.judged("share").min("layer")),
+        lambda v, each: [((v.judged("near") <= 0.25) & (v.judged("same_word") <= 0.5) & (v.judged("along") >= 0.9)).any("layer")],
+        lambda v: v("reversed").mean() >= 0.5,
     ),
-    "R3": Claim(
-        *(REVERSAL, "mirror_{}", lacks("flatness", "prompt"), lambda v: v.later("flatness").median()),
-        rule=lambda v, n: [n <= 0.25],
+    "R3": of_seeds(
+        *(REVERSAL, "mirror_{}", lambda v: v.judged("flatness", weights="trained").median("layer")),
+        *(lambda v: v.judged("flat").median("layer"), lambda v, each: [each <= 0.25]),
     ),
     "R4": Claim(
         *(KEYS, "attention_mass_*", lambda v: v.mass("repo", "needle")),
@@ -281,21 +280,22 @@ CLAIMS = {
         ],
         measurable=lambda v: min(v.needles("repo")[0], v.needles("rope")[0]) >= 0.5 and v.needles("nope").mean() < 0.9,
     ),
-    "R5": Claim(
-        *(KEYS, "ranges_{}", lambda v: v("range", "prompt", length=v.ends[1]).max("unit") / v.ends[1]),
-        number=lambda v: max(v("range", "prompt", length=length).max() / length for length in v.ends),
-        rule=lambda v, n: [
-            n <= 0.5,
-            v("range", length=v.ends[1]).mean("prompt").std() >= 0.25 * v("range", length=v.ends[1]).mean(),
-            above(v("range", length=v.ends[1]).mean("unit"), v("range", length=v.ends[0]).mean("unit"), paired=False),
+    "R5": of_seeds(
+        *(KEYS, "ranges_{}", lambda v: (v.judged("largest_range", length=v.ends).max("prompt") / v.ends).max("length")),
+        lambda v: v.judged("largest_range", length=v.ends[1]) / v.ends[1],
+        lambda v, each: [
+            each <= 0.5,
+            v.judged("range", length=v.ends[1]).std("unit") >= 0.25 * v.judged("range", length=v.ends[1]).mean("unit"),
+            *(above(*own.transpose("length", ...)[::-1], paired=False) for own in v.judged("mean_range", length=v.ends)),
         ],
     ),
-    "R6": Claim(
-        *(KEYS, "patterns_{}", lacks("chunk_pattern", "prompt"), lambda v: 100 * v.pattern("hybrid")),
-        rule=lambda v, n: [
-            v.pattern("mono") <= 0.1,
-            v.pattern("constant") > v.pattern("mono"),
-            attempt(v, "chunk_pattern", "prompt"),  # what the share of hybrid chunks above one half is tested over
+    "R6": of_seeds(
+        *(KEYS, "patterns_{}", lambda v: 100 * v.judged("pattern_share_all", pattern="hybrid")),
+        lambda v: 100 * v.judged("share_by_prompt", pattern="hybrid"),
+        lambda v, each: [
+            v.judged("pattern_share_all", pattern="mono") <= 0.1,
+            v.judged("pattern_share_all", pattern="mono") < v.judged("pattern_share_all", pattern="constant"),
+            *(above(own, xr.full_like(own, 0.5)) for own in v.judged("share_by_prompt", pattern="hybrid")),
         ],
     ),
     "R7": Claim(
@@ -304,16 +304,13 @@ CLAIMS = {
         rule=lambda v, n: [n <= 1],
     ),
     "R8": Claim(
-        *(["language/repo"], "segments_examples_throughout_{}", lambda v: v.following().sel(weights="trained")),
+        *(["language/repo"], "segments_{}", lambda v: v.following().sel(weights="trained")),
         rule=lambda v, n: [n > np.quantile(random(v.following()), 0.95, method="higher")],
+        measurable=lambda v: v.judged("used_loss").size,
     ),
     "R9": Claim(
-        *(
-            KEYS,
-            "haystack_by_length_*",
-            lambda v: of_share(v.needles("repo"), int(v.row["n"])),
-            lambda v: v.needles("repo").mean(),
-        ),
+        *(KEYS, "haystack_by_length_*", lambda v: of_share(v.needles("repo"), int(v.row["n"]))),
+        lambda v: v.needles("repo").mean(),
         rule=lambda v, n: [more_needles(v, n)],
         measurable=lambda v: v.needles("nope").mean() < 0.9 and v.needles("rope").mean() < 0.99,
     ),
@@ -409,7 +406,10 @@ def outcome(claim: Claim, values: Values, number: Any, tests: list[Difference]) 
         raise number if isinstance(number, Missing) else Missing("reason why it is not measurable")
     parts = claim.rule(values, number)
     tests += [part for part in parts if isinstance(part, Difference)]
-    states = [part.state if isinstance(part, Difference) else part if isinstance(part, Missing) else bool(part) for part in parts]
+    states = [
+        part.state if isinstance(part, Difference) else part if isinstance(part, Missing) else bool(np.all(part))
+        for part in parts
+    ]
     if False in states or "fails" in states:
         return "fails"
     for missing in (state for state in states if isinstance(state, Missing)):

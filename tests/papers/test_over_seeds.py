@@ -116,15 +116,15 @@ def test_a_seed_of_the_zoo_counts_as_it_does_alone(tmp_path, monkeypatch):
     options = Options(prompts=2, controls=1, example_words=4)
     left_by_training("reversal/repo/seed-3", left_by_training("reversal/repo", tmp_path / "mine") / "seed-3")
     own = subject("mine", tmp_path / "mine")
-    (result,) = results(MIRROR, [own], options)
+    result, *_ = run(MIRROR, [own], options, Cache(), lambda text: None)
     alone = [
         own
-        for path in (zoo_path("reversal/repo"), zoo_path("reversal/repo/seed-3"))
+        for path in (left_by_training("reversal/repo", tmp_path / "first"), zoo_path("reversal/repo/seed-3"))
         for each in run(MIRROR, [subject("alone", path)], options, Cache(), lambda text: None)
         for own in each.verdicts
     ]
     for found in result.verdicts:
-        numbers = [each.estimate.value for each in alone if f"{each.claim.statement}, in every seed" == found.claim.statement]
+        numbers = [each.estimate.value for each in alone if each.claim == found.claim]
         assert len(numbers) == 2 and found.estimate.value == pytest.approx(np.mean(numbers)) and found.estimate.seeds == 2
 
 

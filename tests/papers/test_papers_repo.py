@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,23 +19,35 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from position_papers.kit import learned_positions
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import FAILS, HOLDS, UNDECIDED, UNMEASURABLE
+from position_papers.kit.claims import (
+    FAILS,
+    HOLDS,
+    UNDECIDED,
+    UNMEASURABLE,
+    Interval,
+    Kind,
+    Reason,
+    Verdict,
+    unmeasured,
+    verdict,
+)
 from position_papers.kit.differences import share_difference
 from position_papers.kit.experiment import run
 from position_papers.kit.paper_directory import write_paper
+from position_papers.kit.samples import Sample
 from position_papers.kit.scores import Scored
 from position_papers.kit.subjects import Given, subject
-from position_papers.repo import attention, causes, mirror, mirror_by_seed, ranges, segments, start_layer
+from position_papers.repo import attention, causes, chunks, haystack, mirror, ranges, seeds, segments
 from position_papers.repo.checkpoints import longest_trained, needles, reads_text
-from position_papers.repo.chunks import CHUNKS, PATTERNS, same_as_claimed
-from position_papers.repo.efficiency import EFFICIENCY, SIZES, configuration, counts
+from position_papers.repo.chunks import PATTERNS, same_as_claimed
+from position_papers.repo.efficiency import EFFICIENCY, OLMO_2, configuration, counts
 from position_papers.repo.haystack import HAYSTACK
 from position_papers.repo.mirror import MIRRORS, QUANTITIES, Mirror, flatness
 from position_papers.repo.needles import Searched, found_without_positions, search
 from position_papers.repo.options import Options
 from position_papers.repo.paper import PAPER
 from position_papers.repo.ranges import FAR_BELOW, GROWS, R5, UNEVEN, spreading
-from position_papers.repo.segments import SEGMENTS, segment_prompts
+from position_papers.repo.segments import SEGMENTS, prompts_for
 from position_papers.zoo import zoo_entry, zoo_path
 from repo_interp.errors import InputError
 from repo_interp.models.checkpoints import save
@@ -109,11 +122,11 @@ def test_spreading_wants_growth_room_and_unevenness():
     rng = np.random.default_rng(0)
     heads = np.array([1.0, 5.0, 20.0])
     short, long = (scale * heads + 0.01 * rng.normal(size=(16, 3)) for scale in (1.0, 1.5))
-    assert R5.rule.holds(spreading(short, long, 100, 200).values)
-    assert not GROWS.holds(spreading(long, short, 100, 200).values)
-    assert not FAR_BELOW.holds(spreading(short, long, 30, 60).values)
-    assert not UNEVEN.holds(spreading(short[:, :1], long[:, :1], 100, 200).values)
-    index = spreading(np.full((4, 3), 99.0), np.full((4, 3), 199.0), 100, 200).values
+    assert R5.rule.holds(spreading(short, long, (100, 200)))
+    assert not GROWS.holds(spreading(long, short, (100, 200)))
+    assert not FAR_BELOW.holds(spreading(short, long, (30, 60)))
+    assert not UNEVEN.holds(spreading(short[:, :1], long[:, :1], (100, 200)))
+    index = spreading(np.full((4, 3), 99.0), np.full((4, 3), 199.0), (100, 200))
     assert [rule.holds(index) for rule in (GROWS, FAR_BELOW, UNEVEN)] == [True, False, False]
 
 
@@ -140,22 +153,23 @@ def test_beside_the_papers_chunks_stands_with_how_many_others_the_rule_holds(hyb
         {"pattern": list(PATTERNS), "layer": [0]},
         {"checkpoint": "a", "learned": [0]},
     )
-    evidence, _ = CHUNKS.judge(data)
+    evidence, cells, _ = chunks.judge(data)
     assert evidence.outcome == (HOLDS if agreeing else FAILS)
-    assert f"the rule holds with {agreeing} of 4 pairs" in "; ".join(evidence.notes)
+    assert cells.estimate.value == agreeing / 4 and cells.outcome == FAILS
+    assert chunks.units(data)["share_by_prompt"].sel(pattern="hybrid").values.tolist() == [1, 1]
 
 
 def test_attention_is_compared_over_seeds_with_nope_where_it_finds_the_needles():
     """R4: needle RePo > RoPE > NoPE, query RePo lowest; the prompts of one pair of models are one seed."""
-    spans = {"repo": (3.0, 1.0), "rope": (2.0, 2.0), "nope": (1.0, 3.0)}
+    spans = {"repo": (3.0, 1.0, 0.0), "rope": (2.0, 2.0, 0.0), "nope": (1.0, 3.0, 0.0)}
 
-    def verdict(found: float = 0.6, seeds: int = 3, **changed: tuple[float, float]) -> list[str]:
-        means = np.array([[[values]] for values in (spans | changed).values()])[..., None, :] + np.zeros((3, seeds, 2, 8, 2))
+    def verdict(found: float = 0.6, seeds: int = 3, **changed: tuple[float, float, float]) -> list[str]:
+        means = np.array([[[values]] for values in (spans | changed).values()])[..., None, :] + np.zeros((3, seeds, 2, 8, 3))
         coords = {
             "checkpoint": list(spans),
             "seed": list(range(seeds)),
             "rows": ["generated", "producing"],
-            "span": ["needle", "query"],
+            "span": ["needle", "query", "rest"],
             "layout": ("checkpoint", list(spans)),
             "learned_layers": ("checkpoint", [4, 0, 0]),
         }
@@ -163,13 +177,16 @@ def test_attention_is_compared_over_seeds_with_nope_where_it_finds_the_needles()
         data = xr.Dataset({"mass_per_token": (("checkpoint", "seed", "rows", "prompt", "span"), means)}, coords, known)
         return [evidence.outcome for evidence in attention.judge(data)]
 
-    assert verdict() == verdict(found=0.1) == [HOLDS, HOLDS]
-    for changed in ({"repo": (2.0, 1.0)}, {"repo": (3.0, 2.0)}):
-        assert verdict(**changed) == verdict(found=0.1, **changed) == [FAILS, FAILS]
-    for changed in ({"nope": (2.0, 3.0)}, {"nope": (1.0, 0.5)}):
-        assert (verdict(**changed), verdict(found=0.1, **changed)) == ([FAILS, FAILS], [HOLDS, HOLDS]), "then it is no rival"
-    assert verdict(found=0.9) == [UNMEASURABLE, UNMEASURABLE]
-    assert verdict(seeds=1) == [UNDECIDED, UNDECIDED]
+    assert verdict() == verdict(found=0.1) == [HOLDS, HOLDS, FAILS]
+    for changed in ({"repo": (2.0, 1.0, 0.0)}, {"repo": (3.0, 2.0, 0.0)}):
+        assert verdict(**changed)[:2] == verdict(found=0.1, **changed)[:2] == [FAILS, FAILS]
+    assert verdict(nope=(2.0, 3.0, 1.0)) == [FAILS, FAILS, HOLDS]
+    assert verdict(nope=(1.0, 0.5, 0.6)) == [FAILS, FAILS, HOLDS]
+    assert verdict(found=0.1, nope=(1.0, 0.5, 0.6))[:2] == [HOLDS, HOLDS], "then it is no rival"
+    assert verdict(found=0.9) == [UNMEASURABLE, UNMEASURABLE, FAILS], (
+        "its attention can be read, needles that need no positions cannot"
+    )
+    assert verdict(seeds=1) == [UNDECIDED, UNDECIDED, UNDECIDED]
 
 
 @pytest.mark.parametrize(
@@ -196,18 +213,16 @@ def test_needles_that_are_found_without_positions_say_nothing(nope, rope, repo, 
         return Searched(subject(layout, zoo_path(f"niah/{layout}")), scores.to_dataset(name="score"), None)
 
     given = [found(layout, share) for layout, share in (("repo", repo), ("rope", rope), ("nope", nope)) if share is not None]
-    *verdicts, without_yarn = HAYSTACK.judge(given)
+    verdicts = list(HAYSTACK.judge(given))
     if verdict not in (HOLDS, FAILS, UNMEASURABLE):
-        assert [each.outcome for each in (*verdicts, without_yarn)] == [HOLDS, UNMEASURABLE, UNMEASURABLE], verdict
-        assert "had not converged" in "; ".join(without_yarn.notes) and "rope 0.500" in "; ".join(without_yarn.notes)
+        assert [each.outcome for each in verdicts] == [HOLDS, UNMEASURABLE], verdict
+        assert "had not converged" in "; ".join(verdicts[1].notes) and "rope 0.500" in "; ".join(verdicts[1].notes)
         return
     assert [each.outcome for each in verdicts] == [verdict, verdict]
-    told = HOLDS if repo > rope else UNDECIDED if repo == rope else FAILS
-    assert without_yarn.outcome == told, "asked whether positions are needed or not"
     if nope == 0.9:
         assert all("nope finds 0.900 without positions" in "; ".join(each.notes) for each in verdicts)
     recorded = [dataclasses.replace(each, recorded=made_up_scores(each)) for each in given]
-    assert ("no NoPE was given" in found_without_positions(recorded).why_not) is (nope is None)
+    assert ("no NoPE was given" in found_without_positions(recorded)[1]) is (nope is None)
 
 
 def made_up_scores(searched: Searched) -> Scored:
@@ -222,7 +237,7 @@ def made_up_scores(searched: Searched) -> Scored:
 
 
 def test_the_papers_model_gets_nine_parameters_in_a_thousand_more_and_the_flops_of_table_6():
-    rope, with_repo = counts(configuration(SIZES["OLMo-2 1B"]))
+    rope, with_repo = counts(configuration(*OLMO_2))
     width, layers, heads = 2048, 11, 16
     assert with_repo - rope == layers * (2 * width * width // 8 + width // 8 * heads)
     assert 100 * (with_repo / rope - 1) == pytest.approx(0.9, abs=0.05)
@@ -274,7 +289,8 @@ def given(tmp_path_factory):
     task = make_task("niah")
     late = checkpoint(directory / "late", "repo@1", task.vocabulary_size, 256, task.tokenizer())
     shutil.copy(zoo_path("niah/repo") / "training.toml", late)
-    return paths | {"reversal/repo": seeded, "niah/repo_from_1": late}
+    keyed = left_by_training("niah_keys/repo", directory / "keyed")
+    return paths | {"reversal/repo": seeded, "niah/repo_from_1": late, "niah_keys/repo": keyed}
 
 
 def results_of(paths, cache, told=None):
@@ -305,17 +321,12 @@ def test_every_claim_has_a_verdict_and_those_without_a_checkpoint_say_why(result
     by_claim = verdicts(results[0])
     assert {label for label, _ in by_claim} == {claim.label for claim in PAPER.claims}
     missing = {label: verdict for (label, name), verdict in by_claim.items() if name == "none"}
-    few_shot = {"R8", "R8 (examples throughout)", "R8 (mean over heads)", "R8 (mean over heads, beyond random weights)"}
-    few_shot |= {"R8 (examples throughout, beyond random weights)"}
-    lines = {"R8 (lines of code)", "R8 (lines of code, beyond random weights)"}
-    of_seeds = {label for label in missing if "every seed" in label}
-    assert set(missing) - of_seeds == {*few_shot, *lines, "R2 (strength by seed)"}
-    assert of_seeds == {label for label, _ in by_claim if "every seed" in label}  # one seed alone has weights here
-    assert all("weights of at least 2 training seeds" in "; ".join(missing[label].notes) for label in of_seeds)
+    few_shot = {"R8", "R8 (outlying positions)", "R8 (mean over heads)"}
+    assert set(missing) == {*few_shot, "R9 (hybrids)", "R9 (later start)", "R2 (strength by seed)"}
     assert all(verdict.outcome == UNMEASURABLE for verdict in missing.values())
-    assert "five examples" in "; ".join(missing["R8"].notes) and all(
-        "corpus" in "; ".join(missing[label].notes) for label in lines
-    )
+    reasons = {label: "; ".join(verdict.notes) for label, verdict in missing.items()}
+    assert "five examples" in reasons["R8"]
+    assert "5 seeds" in reasons["R2 (strength by seed)"] and "R2N1" in reasons["R9 (hybrids)"]
 
 
 def test_scores_of_other_seeds_count_and_give_the_spread(results):
@@ -355,7 +366,7 @@ def test_taking_the_mirror_away_breaks_reversal_and_flat_instructions_break_noth
     assert float(data["score"].sel(kind="frozen", where="layer 1").mean()) == pytest.approx(1)
 
 
-def test_scores_under_changed_positions_are_drawn_from_0_to_1_with_the_error_of_their_fall():
+def test_scores_under_changed_positions_are_drawn_beside_the_score_as_it_is_with_the_error_of_their_fall():
     """Found: the axis began at 0.83, and marks had the spread of prompts, not that of what positions change."""
     plain = np.array([1.0, 0.0, 1.0, 1.0])
     score = np.broadcast_to(plain, (3, 2, 4)).copy()
@@ -368,15 +379,13 @@ def test_scores_under_changed_positions_are_drawn_from_0_to_1_with_the_error_of_
     )
     (drawing,) = causes.draw(data)
     (ax,) = drawing.figure.axes
-    assert ax.get_ylim() == (-0.04, 1.04) and ax.get_ylabel() == "exact match"
-    assert "standard error" in drawing.caption and "4 prompts" in drawing.caption and "begin at 0" not in drawing.caption
-    linearised, frozen, _ = (container[2][0].get_segments() for container in ax.containers)
+    assert ax.get_ylim() == (-0.03, 1.03) and ax.get_ylabel() == "exact match" and "4 prompts" in drawing.caption
+    bars = {bar.get_gid(): bar.get_segments() for bar in ax.collections if str(bar.get_gid()).startswith("error")}
     of_three, of_two = (share_difference(0.75, share, (4, 4)).standard_error for share in (0.75, 0.5))
-    np.testing.assert_allclose([np.ptp(bar[:, 1]) / 2 for bar in linearised], [of_three, of_two])
-    np.testing.assert_allclose([np.ptp(bar[:, 1]) / 2 for bar in frozen], of_three)
+    for kind, errors in {"as it is": [0, 0], "linearised": [of_three, of_two], "frozen": [of_three] * 2}.items():
+        np.testing.assert_allclose([np.ptp(bar[:, 1]) / 2 for bar in bars[f"error {kind}"]], errors, atol=1e-12)
     nats = data.assign(score=data["score"].assign_attrs(units="nat")).assign_attrs(metric="log perplexity", sign=-1)
-    (drawing,) = causes.draw(nats)
-    assert drawing.figure.axes[0].get_ylabel() == "log perplexity (nat)" and "does not begin at 0" in drawing.caption
+    assert next(causes.draw(nats)).figure.axes[0].get_ylabel() == "log perplexity (nat)"
 
 
 def test_what_both_find_cannot_tell_them_apart(results):
@@ -386,27 +395,36 @@ def test_what_both_find_cannot_tell_them_apart(results):
     assert "niah/nope finds 1.000 without positions" in "; ".join(found["R4", "niah/repo"].notes)
 
 
-def test_beyond_the_training_length_the_shipped_model_finds_what_nope_finds_and_rope_does_not(results):
-    """Recorded scores of three seeds: RoPE loses needles where nothing is extended, RePo and NoPE keep them."""
-    found = verdicts(results[0])["R9 (longer, without YaRN)", "niah/repo"]
-    assert (
-        found.outcome == HOLDS and found.estimate.value is not None and found.estimate.value > 0.95 and found.estimate.seeds == 3
-    )
-    assert "niah/nope" in "; ".join(found.notes) and "512: niah/repo 1.000, niah/rope 0." in "; ".join(found.notes)
-
-
 def test_the_start_layers_are_compared_where_there_are_several(results):
     start = verdicts(results[0])["R9 (start layer)", "niah/repo, niah/repo_from_1"]
     assert start.outcome == UNMEASURABLE and "niah/nope finds 1.000 without positions" in "; ".join(start.notes)
-    data = drawn(results[0], "haystack_start_layer").data
-    needs_them = data.assign_attrs(found_by_nope=0.5, why_not="")
-    assert [evidence.outcome for evidence in start_layer.judge(needs_them)] == [FAILS]
-    assert data["start"].values.tolist() == [0, 1]
-    assert data["length"].values.tolist() == [256, 512, 1024]
+
+
+@pytest.mark.parametrize(("last", "change", "outcome"), [(0.6, -0.2, HOLDS), (1.0, 0.0, UNDECIDED), (1.4, 0.2, FAILS)])
+def test_a_later_start_finds_fewer_needles_or_not_seed_by_seed(last, change, outcome):
+    """A start at 0 does not count; of seeds that differ, the change of each does."""
+    base = {0: 0.1, 1: 1.0, 2: (1.0 + last) / 2, 3: last}
+    starts = {
+        start: of_seeds([share + 0.01 * seed + 0.002 * start * (seed == 1) for seed in range(3)]) for start, share in base.items()
+    }
+    robust, later = haystack._start_layers(starts, 0.2, "")
+    assert robust.outcome == UNMEASURABLE and "not shown to use" in robust.notes[0]
+    assert later.outcome == outcome and later.estimate.value == pytest.approx(change, abs=1e-3) and later.estimate.seeds == 3
+
+
+def of_seeds(shares):
+    """Needles found by seeds, at every length, without and with YaRN."""
+    own = subject("niah/repo", zoo_path("niah/repo"))
+    scores = xr.Dataset(
+        {"score": (("method", "length", "prompt"), np.zeros((1, 2, 3)))}, {"method": ["plain"], "length": [256, 512]}
+    )
+    sample = Sample(np.array(shares), np.empty(0), 3, True, tuple(range(len(shares))))
+    found = Searched(own, scores, None, is_unused=True)
+    return SimpleNamespace(**vars(found), name=own.name, lengths=found.lengths, sample=lambda lengths, method: sample)
 
 
 def test_attention_is_measured_in_both_readings_on_the_same_prompts(results):
-    mass = drawn(results[0], "attention_mass").data["mass_per_token"]
+    mass = drawn(results[0], "attention_mass_niah_256").data["mass_per_token"]
     assert mass["rows"].values.tolist() == ["generated", "producing"]
     assert mass.sizes["prompt"] == 2
     assert float(mass.sel(checkpoint="niah/repo", rows="producing", span="needle").mean()) > float(
@@ -415,16 +433,16 @@ def test_attention_is_measured_in_both_readings_on_the_same_prompts(results):
 
 
 def test_ranges_stop_at_nothing_but_what_the_task_can_make(results):
-    data = drawn(results[0], "ranges_niah_repo").data
-    assert data["length"].values.tolist() == [64, 128, 256, 512, 1024]
-    assert data.sizes["unit"] == 16
+    data = drawn(results[0], "ranges_niah_keys_repo").data
+    assert data["length"].values.tolist() == [64, 128, 256, 512]  # 32 tokens are too few
+    assert data.sizes["unit"] == 6
 
 
 def test_figures_are_written_with_their_data_and_a_second_time_comes_from_the_cache(results, given, tmp_path):
     found, cache = results
     names = [drawing.name for result in found for drawing in result.drawings]
     assert len(set(names)) == len(names)
-    some = [drawn(found, name) for name in ("haystack_map_niah_256", "mirror_reversal_repo")]
+    some = [drawn(found, name) for name in ("haystack_by_length_niah_256", "mirror_reversal_repo")]
     kept = [result for result in found if any(drawing is each for drawing in result.drawings for each in some)]
     files = {file.name for file in write_paper(tmp_path / "repo", PAPER, kept, given, "make figures", {})}
     assert {f"{drawing.name}.png" for drawing in some} | {"numbers.csv.gz"} <= files
@@ -434,28 +452,56 @@ def test_figures_are_written_with_their_data_and_a_second_time_comes_from_the_ca
 
 
 @pytest.mark.parametrize(("scores", "verdict"), [([0.2, 0.3, 0.5, 0.7, 0.9], HOLDS), ([0.5, 0.3, 0.9, 0.2, 0.7], FAILS)])
-def test_a_stronger_mirror_must_go_with_better_scores_more_than_in_other_orders_of_the_seeds(scores, verdict, tmp_path):
-    copies = xr.DataArray([[9.0, 4 / strength] for strength in range(1, 6)], dims=("seed", "layer"))
-    parts = {"copies": copies, "random": copies * 0 + 4, "elsewhere": copies * 0 + 4, "correlation": copies * 0 + 1}
-    data = xr.Dataset(
-        {"mirror": xr.concat(parts.values(), dim=xr.IndexVariable("kind", list(parts))), "score": ("seed", scores)},
-        coords={"seed": range(5), "layer": [0, 1]},
-        attrs={"checkpoint": "reversal/repo", "stem": "repo", "lengths": "21 to 30 words", "texts": 4},
-    )
-    assert_allclose(mirror_by_seed.strengths(data), [1, 2, 3, 4, 5])  # layer 0 does not count
-    (evidence,) = mirror_by_seed.judge(data)
+def test_a_stronger_mirror_must_go_with_better_scores_more_than_in_other_orders_of_the_seeds(scores, verdict):
+    def seed(strength: int, score: float) -> xr.Dataset:
+        copies = [[[[9.0], [4 / strength]]]]  # layer 0 does not count
+        mirrors = np.concatenate([copies, np.full((1, 1, 2, 1), 4.0)], axis=1)
+        data = xr.Dataset(
+            {"mirror": (("weights", "kind", "layer", "prompt"), mirrors), "longer": score},
+            {"weights": ["trained"], "kind": ["copies", "random"], "layer": [0, 1]},
+        )
+        return data.assign_attrs(checkpoint="reversal/repo")
+
+    by_seed = {number: seed(number + 1, score) for number, score in enumerate(scores)}
+    assert [float(mirror.strengths(data).max()) for data in by_seed.values()] == [1, 2, 3, 4, 5]
+    (evidence,) = mirror.across(by_seed)
     assert evidence.estimate.value == pytest.approx(spearmanr(range(5), scores)[0])
     assert evidence.outcome == verdict and evidence.estimate.seeds == 5
-    assert (
-        "; ".join(evidence.notes).count("mirrors in layers none") == 3
-        and "; ".join(evidence.notes).count("mirrors in layers 1") == 2
-    )
-    assert (
-        max(np.abs(evidence.estimate.values[mirror_by_seed.TOGETHER].null)) <= 1
-        and len(evidence.estimate.values[mirror_by_seed.TOGETHER].null) == 120
-    )
-    (drawing,) = mirror_by_seed.draw(data)
-    drawing.figure.savefig(tmp_path / "seeds.png")
+    assert len(evidence.estimate.values[mirror.STRENGTH].null) == 120
+    assert not list(mirror.across({0: by_seed[0]}))
+
+
+def test_seeds_are_an_axis_and_what_holds_has_to_hold_in_each_that_can_be_judged():
+    claim = mirror.R3
+
+    def of(value: float | None, outcome: str = HOLDS) -> Verdict:
+        known = (
+            unmeasured(claim, "a", "it is silent") if value is None else verdict(claim, "a", "", {mirror.FLATNESS: value}, value)
+        )
+        return known if value is None else dataclasses.replace(known, outcome=outcome)
+
+    both = seeds.together({0: of(0.1), 1: of(None), 3: of(0.2)})
+    assert (both.outcome, both.estimate.seeds) == (HOLDS, 2) and both.estimate.value == pytest.approx(0.15)
+    assert both.interval == Interval(pytest.approx(np.std([0.1, 0.2], ddof=1)), "2 seeds")
+    assert both.notes == ("holds: 0 (0.1), 3 (0.2)", "not measurable: 1 (it is silent)")
+    assert both.reasons[0] == Reason(Kind.SEEDS, count=2, of=2)
+    outcomes = {(HOLDS, UNDECIDED): UNDECIDED, (UNDECIDED, FAILS): FAILS, (HOLDS, FAILS): FAILS}
+    for (first, second), outcome in outcomes.items():
+        assert seeds.together({0: of(0.1, first), 1: of(0.3, second)}).outcome == outcome
+    alone = of(0.1)
+    assert seeds.together({0: alone}) is alone
+    one = seeds.together({0: of(None), 1: alone})
+    assert one.outcome == HOLDS and one.interval == alone.interval and one.estimate == alone.estimate
+    assert seeds.together({0: of(None), 1: of(None)}).outcome == UNMEASURABLE
+
+
+def test_the_numbers_of_every_seed_and_what_its_positions_are_used_for_stand_beside_the_first_figure(results):
+    data = drawn(results[0], "mirror_reversal_repo").data
+    assert data["share"].dims == ("seed", "layer", "prompt") and data["mirror"].sizes["weights"] == 2
+    lost = data["used_loss_frozen"] - data["used_loss"]
+    assert lost.dims == ("seed", "used_prompt") and float(lost.mean()) > 1
+    ranges = drawn(results[0], "ranges_niah_keys_repo").data
+    assert_allclose(ranges["largest_range"], ranges["range"].max("unit"))
 
 
 def test_options_that_allow_no_spread_are_refused():
@@ -470,23 +516,28 @@ def test_a_checkpoint_of_no_task_of_ours_gets_text(tmp_path):
     mine = subject("mine", checkpoint(tmp_path / "model", "repo@1", len(words), 512, words))
     assert (mine.kind, mine.layout, mine.learned) == ("text", "repo@1", (1, 2))
     assert attention.ATTENTION.needs.groups([mine]) == [[mine]]
-    prompts = segment_prompts(mine, "examples", TINY)
-    assert len(prompts) == 2 and segment_prompts(mine, "lines", TINY) == []
-    throughout = segment_prompts(mine, "examples throughout", TINY)
-    for few, many in zip(prompts, throughout, strict=True):
+    prompts = prompts_for(mine, TINY)
+    assert len(prompts) == 2
+    for many in prompts:
         examples = [name for name in many.spans if name.startswith("examples.") and name.count(".") == 1]
-        padding = len(many.spans["padding"])
-        assert len(examples) > 5 and len(many.tokens) <= 512 and padding < len(few.spans["padding"]) / 2
-    result, rest = run(SEGMENTS, [mine], TINY, Cache(), lambda text: None)
-    assert result.drawings[0].data["variance_between"].sel(weights="trained").dims[-1] == "head"
-    beside = ["R8 (mean over heads, beyond random weights)", "R8 (examples throughout, beyond random weights)"]
-    labels = ["R8", "R8 (mean over heads)", beside[0], "R8 (examples throughout)", beside[1]]
-    assert [verdict.claim.label for verdict in result.verdicts] == labels
-    assert {verdict.claim for verdict in rest.verdicts} == {segments.R8_CODE, segments.BESIDE_NULL[segments.R8_CODE]}
-    longer = result.drawings[0].data.drop_vars("token").pad(token=(0, 3))  # where the first prompt is shorter than another one
-    (drawn,) = SEGMENTS.draw({"examples": longer})
-    ends = [axes.get_xlim()[1] for axes in (drawn.figure.axes[0], result.drawings[0].figure.axes[0])]
-    assert ends[0] == ends[1]
+        assert len(examples) > 5 and len(many.tokens) <= 512
+    (result,) = run(SEGMENTS, [mine], TINY, Cache(), lambda text: None)
+    scores, best = (drawing.data for drawing in result.drawings)
+    assert scores["variance_between"].sel(weights="trained").dims[-1] == "head" and best["position"].size == best.sizes["token"]
+    assert [verdict.claim for verdict in result.verdicts] == [segments.R8, segments.R8_OUTLYING, segments.R8_MEAN]
+
+
+def test_outlying_positions_are_counted_by_the_words_that_they_belong_to():
+    """A comma far away in one head; in the other a word, and positions of which half are negative."""
+    words = ["the", "cat", "sat", ",", "on", "it", "dog", "ran"]
+    z = np.array([[0, 1, 2, 99, 3, 4, 5, 6], [-4, -3, -2, -1, 0, 1, 2, 99.0]])
+    position = xr.DataArray(z[None, None], {"layer": [1], "head": [0, 1]}, ("prompt", "layer", "head", "token"))
+    prompts = [SimpleNamespace(tokens=range(8))]
+    found = segments._outlying(position, prompts, SimpleNamespace(decode=lambda tokens: f" {words[tokens[0]]}"))
+    assert found["function_words"].values.tolist() == [[0.5, 0.5]] and found["negative"].values.tolist() == [[0, 0.5]]
+    position[..., 1, 7] = 3
+    found = segments._outlying(position, prompts, SimpleNamespace(decode=lambda tokens: words[tokens[0]].title()))
+    assert found["function_words"].values.tolist() == [[1, 0.5]]
 
 
 def test_a_checkpoint_of_no_task_of_ours_is_asked_for_rulers_needles(tmp_path):
@@ -495,7 +546,6 @@ def test_a_checkpoint_of_no_task_of_ours_is_asked_for_rulers_needles(tmp_path):
     assert searched.lengths == [320, 640, 1280]
     assert searched.scores["method"].values.tolist() == ["plain"]
     assert searched.scores["score"].shape == (1, 3, 2)
-    assert searched.scores["map"].dims == ("method", "depth", "length")
     assert searched.sample([640], "yarn").mean == searched.sample([640], "plain").mean
 
 
@@ -522,19 +572,22 @@ def test_adapters_of_text_on_a_checkpoint_of_no_task_of_ours_are_asked_for_ruler
     cache = Cache()
     data = attention.measure(subjects, TINY, cache)
     assert data.attrs["task"] == "text" and data.attrs["training_length"] == 320 and data.attrs["found_by_nope"] == 0
-    evidence = list(attention.judge(data))
+    *evidence, _ = attention.judge(data)
+    assert "it finds 0.000" in attention.ATTENTION.needs.why_not(subjects[2], TINY, cache)[0], (
+        "NoPE, whose variance is not judged"
+    )
     shown = [[rival.rsplit(" ", 1)[0] for rival in each.estimate.control.split(", ")] for each in evidence]
     assert shown == [["RoPE", "NoPE from layer 1"]] * 2
     assert all("rope finds 0.000 of the needles" in each.notes[0] for each in evidence), "its attention says nothing either"
     without = search(subjects[2], TINY, cache)
     assert without.scores["method"].values.tolist() == ["plain", "yarn"]  # layer 0 rotates
-    assert found_without_positions([without]).share == 0 and not found_without_positions([without]).why_not
+    assert found_without_positions([without]) == (0, "")
     assert without.lengths == [320] and longest_trained(subjects[2]) == 1280  # the base knows longer ones
     searched = [search(each, TINY, cache) for each in subjects]
-    at_length, *longer = HAYSTACK.judge(searched)
-    assert at_length.outcome == UNDECIDED and len(longer) == 2, "both find none"
-    assert all(each.outcome == UNMEASURABLE and "trained on 1,280 tokens" in "; ".join(each.notes) for each in longer)
-    (drawn_by_length, _) = HAYSTACK.draw(searched)
+    at_length, longer = HAYSTACK.judge(searched)
+    assert at_length.outcome == UNDECIDED, "both find none"
+    assert longer.outcome == UNMEASURABLE and "trained on 1,280 tokens" in "; ".join(longer.notes)
+    (drawn_by_length,) = HAYSTACK.draw(searched)
     assert drawn_by_length.data["method"].values.tolist() == ["plain"] and "YaRN" not in drawn_by_length.caption
     ours = trained(tmp_path / "ours", "language", "repo@1", **{**tuned, "continue_from": str(zoo_path("language/rope"))})
     assert not reads_text(subject("ours", ours)) and not reads_text(subject("rope", zoo_path("language/rope")))
@@ -548,7 +601,7 @@ def test_a_model_that_reads_text_is_asked_to_reverse_words_and_says_nothing_of_m
 ):
     words = tokenizer(family)
     own = subject("mine", checkpoint(tmp_path / "model", "repo@1", len(words), 320, words))
-    assert mirror.MIRROR.needs.groups([own]) == [[own]] and not mirror_by_seed.MIRROR_BY_SEED.needs.groups([own])
+    assert mirror.MIRROR.needs.groups([own]) == [[own]]
     data = mirror.measure([own], TINY, Cache())
     found = {each.claim.label: each for each in mirror.judge(data)}
     assert found["R2"].outcome == UNMEASURABLE and reason in "; ".join(found["R2"].notes)
@@ -556,17 +609,17 @@ def test_a_model_that_reads_text_is_asked_to_reverse_words_and_says_nothing_of_m
     example, source = data["example_text"].values, data["example_source"].values
     assert [example[at] for at in source[source >= 0]] == [example[at] for at in np.flatnonzero(source >= 0)]
     (figure,) = mirror.draw(data)
-    assert len(figure.figure.axes) == 2 * 2 and "Of 2 layers" not in figure.caption
+    assert len(figure.figure.axes) == 2 and "Of 2 layers" not in figure.caption
 
 
 def test_of_many_layers_those_that_mirror_most_are_drawn(results):
-    few = drawn(results[0], "mirror_reversal_repo").data
+    few = drawn(results[0], "mirror_reversal_repo").data.isel(seed=0)
     means = few["mirror"].sel(weights="trained").mean("prompt")
     ratio = means.sel(kind="copies") / means.sel(kind="random")
     many = xr.concat([few, few.assign_coords(layer=few["layer"] + 10)], dim="layer", data_vars="minimal")
     (figure,) = mirror.draw(many.assign_attrs(few.attrs))
     best = [int(layer) for layer in ratio.sortby(ratio)["layer"].values[:2]]
-    titles = [int(ax.get_title(loc="left").removeprefix("Layer ")) for ax in figure.figure.axes[: mirror.SHOWN_LAYERS]]
+    titles = [int(ax.get_title(loc="left").removeprefix("Layer ").partition(":")[0]) for ax in figure.figure.axes]
     assert titles == sorted([*best, *(layer + 10 for layer in best)])
     assert f"Of {many.sizes['layer']} layers" in figure.caption
 
@@ -583,7 +636,7 @@ def test_heads_that_follow_examples_count_beyond_random_weights(followed, verdic
         {"weights": ["trained", "random 0", "random 1", "random 2"], "layer": [1, 2], "head": range(5)},
         {"checkpoint": "mine"},
     )
-    (judged,) = (each for each in segments.judge({"examples throughout": made_whole(data)}) if each.claim is segments.R8)
+    judged = segments._by_heads(data)
     assert judged.estimate.value == followed and judged.outcome == verdict and "random weights 3, 3, 3" in judged.estimate.control
     assert "layer 1, head 0 follows them most: 0.0 %" in "; ".join(judged.notes)
 
@@ -603,24 +656,17 @@ def test_segments_are_followed_beyond_random_weights(random, verdict):
             "variance_between_shuffled": shuffled,
             "boundary_f1": shuffled + above,
             "boundary_f1_shuffled": shuffled,
-            "variance_between_index": shuffled,
             "variance_between_chance": chance,
         },
         attrs={"checkpoint": "mine"},
     )
-    worded, beside = segments.judge({"lines": data})
-    assert (worded.outcome, beside.outcome) == (HOLDS, verdict) and beside.claim.part == "lines of code, beyond random weights"
-    assert f"0.31 beside 2 of the null: mean {random:g}" in "; ".join(beside.notes)
-
-
-def made_whole(data: xr.Dataset) -> xr.Dataset:
-    """`data` with the other scores of segments, the same everywhere."""
-    names = ("variance_between", "variance_between_shuffled", "boundary_f1", "boundary_f1_shuffled", "variance_between_index")
-    return data.assign(dict.fromkeys(names, 0.5 + 0.1 * data["variance_between_chance"]))
+    judged = segments._aligned(data)
+    assert judged.outcome == verdict and judged.claim is segments.R8_MEAN
+    assert f"0.31 beside 2 of the null: mean {random:g}" in "; ".join(judged.notes)
 
 
 def test_several_questions_about_keyed_needles_go_through_every_experiment(tmp_path):
-    """Nobody finds anything after two steps, NoPE neither: so R9 is judged, R4 is not, and there is no map by depth."""
+    """Nobody finds anything after two steps, NoPE neither: so R9 is judged and R4 is not."""
     size = {"length": 32, "first_length": 32, "longest_test": 64, "needles": 2, "doubled": 1, "questions": 1, "test_questions": 1}
     paths = {
         f"niah_keys/{scheme}": trained(tmp_path / scheme, "niah_keys", scheme, task_options=size)
@@ -632,12 +678,7 @@ def test_several_questions_about_keyed_needles_go_through_every_experiment(tmp_p
     assert "had not converged" in "; ".join(found["R9 (longer)", "niah_keys/repo"].notes)
     attention = [found[label, "niah_keys/repo"] for label in ("R4", "R4 (producing rows)")]
     assert all(verdict.outcome == UNMEASURABLE and "finds 0" in "; ".join(verdict.notes) for verdict in attention)
-    assert {result.experiment.name for result in results if result.drawings} >= {
-        "needles in a haystack",
-        "attention mass",
-        "causes",
-    }
-    assert not [drawing for result in results for drawing in result.drawings if drawing.name.startswith("haystack_map")]
+    assert {result.experiment.name for result in results if result.drawings} >= {"needles in a haystack", "attention mass"}
     mass = drawn(results, "attention_mass_niah_keys_32").data
     assert mass.attrs["found_by_nope"] < 0.9 and mass["span"].values.tolist()[:2] == ["needle", "query"]
 

@@ -13,6 +13,7 @@ valid when at least one learned head passes the first two, and the loss rises, p
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -44,11 +45,8 @@ WINDOWS, PROMPTS = 16, 64
 
 def why_not(subject: Subject, options: Any, cache: Cache) -> tuple[str, ...]:
     """Why nothing can be said about learned positions of `subject`, and by which numbers; empty where something can or it learns none."""
-    if not subject.learned:
-        return ()
-    try:
-        data = subject.measured(cache, _measure, options, positions_of=_count(subject))
-    except InputError:  # there are no prompts as long as those of training, so nothing speaks against it
+    data = measured(subject, options, cache)
+    if data is None:
         return ()
     spans, shares = data["range"], data["from_token"]
     valid = (spans >= SMALLEST_RANGE) & (shares < FOLLOWS_FROM_TOKEN)
@@ -67,6 +65,15 @@ def why_not(subject: Subject, options: Any, cache: Cache) -> tuple[str, ...]:
         f"{rise.standard_error:.2g} over {rise.over}; wanted more "
         f"than {LEAST_RISE:g}, and two standard errors above 0)",
     )
+
+
+def measured(subject: Subject, options: Any, cache: Cache) -> xr.Dataset | None:
+    """What `_measure` measures; None of one that learns no positions, or where there are no prompts as long as those of training, so that
+    nothing speaks against it.
+    """
+    with suppress(InputError):
+        return subject.measured(cache, _measure, options, positions_of=_count(subject)) if subject.learned else None
+    return None
 
 
 def _measure(subject: Subject, options: Any) -> xr.Dataset:

@@ -67,6 +67,15 @@ R4_PRODUCING = Claim(
     R4.rule,
     part="producing rows",
 )
+EVENNESS = "the standard deviation of the mass per token over needle, query and rest"
+R4_EVEN = Claim(
+    "R4",
+    "attention without positions varies less over needle, query and rest than RoPE's",
+    "RePo table 4",
+    "NoPE 0.81, RoPE 0.88 x 0.01: much lower variance",
+    Above(EVENNESS, ("RoPE",), relation="below"),
+    part="NoPE's variance",
+)
 CLAIMS: Mapping[str, Claim] = {"generated": R4, "producing": R4_PRODUCING}
 """By the rows that attention is read from."""
 LEAST_FOUND = 0.5
@@ -92,14 +101,14 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
         label=("checkpoint", [called(subject) for subject in subjects]),
         learned_layers=("checkpoint", [len(subject.learned) for subject in subjects]),
     )
-    nope = [search(subject, options, cache) for subject in subjects if omits_positions(subject.layout)][:1]
-    without = found_without_positions(nope)
+    nope = [search(subject, options, cache) for subject in subjects if omits_positions(subject.layout)]
+    share, why_not = found_without_positions(nope)
     return mass.to_dataset(name="mass_per_token").assign_attrs(
         task=needles_of(subjects[0]),
         training_length=subjects[0].training_length,
-        found_by_nope=without.share,
-        why_not=without.why_not
-        or next((_lost(each.name, each, options, cache) for each in subjects if each.layout == "rope"), ""),
+        found_by_nope=share,
+        silent=", ".join(called(each) for each in subjects if _why_not(each, options, cache)),
+        why_not=why_not or next((_lost(each.name, each, options, cache) for each in subjects if each.layout == "rope"), ""),
     )
 
 
@@ -108,8 +117,7 @@ def _of_seeds(subject: Subject, options: Options, cache: Cache) -> xr.DataArray:
     parts: dict[int, xr.DataArray] = {}
     for seed, own in seeds_of(subject).items():
         mass = own.measured(cache, _mass, options, prompts=options.prompts)["mass"]
-        is_silent = own.path != subject.path and (_lost("it", own, options, cache) or _why_not(own, options, cache))
-        parts[seed] = mass.where(not is_silent)
+        parts[seed] = mass.where(own.path == subject.path or not _why_not(own, options, cache))
     joined: xr.DataArray = xr.concat(
         list(parts.values()), dim=xr.IndexVariable("seed", list(parts)), join="exact", coords="minimal", compat="override"
     )
@@ -130,9 +138,7 @@ def _mass(subject: Subject, options: Options) -> xr.Dataset:
 
 
 def _why_not(subject: Subject, options: Options, cache: Cache) -> tuple[str, ...]:
-    """Why the attention of `subject` says nothing on learned positions: it does not use them, or does not find the needles."""
-    if not subject.learned:
-        return ()
+    """Why the attention of `subject` says nothing: it does not find the needles, or does not use the positions that it learns."""
     lost = _lost("it", subject, options, cache)
     return (lost,) if lost else why_not(subject, options, cache)
 
@@ -158,6 +164,7 @@ def judge(data: xr.Dataset) -> Iterator[Verdict]:
         for checkpoint in mass["checkpoint"].values[mass["learned_layers"].values > 0].tolist():
             for rows, claim in CLAIMS.items():
                 yield _beside(mass.sel(rows=rows), checkpoint, rivals, claim, data.attrs)
+        yield _evenness(mass.sel(rows="generated"), rivals)
 
 
 def _beside(
@@ -201,36 +208,52 @@ def _beside(
     )
 
 
+def _evenness(mass: xr.DataArray, rivals: Mapping[str, str]) -> Verdict:
+    """R4 (NoPE's variance), seed by seed; it needs a NoPE that finds the needles, not needles that take positions."""
+    spread = mass.sel(span=list(SPANS[:3])).mean("prompt").std("span", ddof=1)
+    rope, nope = xr.align(*(spread.sel(checkpoint=rivals[name]).dropna("seed") for name in ("RoPE", "NoPE")), join="inner")
+    return verdict(
+        R4_EVEN,
+        rivals["NoPE"],
+        f"{EVENNESS}, 0.01",
+        {EVENNESS: {"RoPE": paired_seeds(rope.values, nope.values)}},
+        float(nope.mean()),
+        float(nope.std("seed", ddof=1)) if nope.size > 1 else None,
+        f"{nope.size} seeds",
+        mass.sizes["prompt"],
+        f"RoPE {float(rope.mean()):.3g}",
+        f"RoPE {float(rope.mean()):.3g}",
+        seeds=nope.size,
+    )
+
+
 # ---- drawn ----------------------------------------------------------------------------------------------------------
 
-_TITLES = {"producing": "Producing rows", "generated": "Own rows"}
-UNIT = 100.0
-"""Table 4's unit is 10^-2."""
+TITLES = {"producing": "Producing rows", "generated": "Own rows"}
 
 
 def draw(data: xr.Dataset) -> Iterator[Drawing]:
     """Table 4."""
-    length = data.attrs["training_length"]
-    mass, titles = data["mass_per_token"], {rows: title for rows, title in _TITLES.items() if rows in data["rows"].values}
-    by_rows = mass.sel(rows=list(titles)).rename(rows="method", span="test_set").assign_coords(method=list(titles.values()))
-    error = by_rows.isel(seed=0).std("prompt", ddof=1) / np.sqrt(by_rows.sizes["prompt"])
-    score = described(by_rows.mean("prompt").transpose(..., "seed"), "attention mass per token", "0.01")
-    drawn = score.to_dataset(name="score")
+    length, silent = data.attrs["training_length"], data.attrs["silent"]
+    mass = data["mass_per_token"].sel(rows=list(TITLES)).rename(rows="method", span="test_set")
+    mass = mass.assign_coords(method=list(TITLES.values()))
+    score = described(mass.mean("prompt").transpose(..., "seed"), "attention mass per token", "0.01").to_dataset(name="score")
+    error = mass.isel(seed=0).std("prompt", ddof=1) / np.sqrt(mass.sizes["prompt"])
     yield Drawing(
         f"attention_mass_{data.attrs['task']}_{length}",
-        method_panels(drawn.assign(standard_error=error)),
+        method_panels(score.assign(standard_error=error)),
         f"Attention mass per token on parts of the context (RePo table 4), mean over {data.sizes['prompt']} prompts of {length} tokens, "
-        "all layers and heads; dots: training seeds; bar of a single one: standard error over prompts. "
-        "Left: the rows that produced the generated tokens, one earlier; "
-        f"right: rows of the generated tokens themselves, as the paper puts it. Even attention over {length} tokens: "
-        f"{UNIT / length:.3g}.",
+        "all layers and heads; dots: training seeds; bar of a single one: standard error over prompts. Left: the rows that produced the "
+        "generated tokens, one earlier; right: rows of the generated tokens themselves, as the paper puts it. Even attention: "
+        f"{100 / length:.3g}."
+        + (f" Not judged, for they do not find the needles or use their positions: {silent}." if silent else ""),
         data,
     )
 
 
 ATTENTION = Experiment(
     "attention mass",
-    (R4, R4_PRODUCING),
+    (R4, R4_PRODUCING, R4_EVEN),
     Needs(asked_the_same(finds_needles), NO_HAYSTACK, HAYSTACKS, why_not=_why_not),
     measure,
     judge,

@@ -1,18 +1,17 @@
-"""What breaks when learned positions are taken away (ours, to RePo sec. 5.2 and app. C): causal rows of R2, R3 and R5.
+"""What breaks when the positions of text reversal are taken away (ours, to RePo app. C): causal rows of R2 and R3.
 
     linearised    z_i = i, as RoPE has it          frozen    z_i = the head's mean, as NoPE          permuted    z_i of another token
     fall          score as it is minus score while the positions are changed, teacher-forced; over prompts with its standard error
 
-in one learned layer at a time, in all of them, and - for text reversal - on the tokens of the instruction alone, in all of them. What is
-described of positions (a mirror, flat instructions) matters to what the model does as far as the score falls. A range is not taken away by
-an index, which is also out of the model's distribution: the row of R5 says that alone.
+in one learned layer at a time, in all of them, and on the tokens of the instruction alone, in all of them. What is described of positions
+(a mirror, flat instructions) matters to what the model does as far as the score falls. An index is also out of the model's distribution:
+notes have what the other changes do.
 """
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import xarray as xr
@@ -24,30 +23,25 @@ from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import All, AtLeast, Significant
 from position_papers.kit.subjects import Subject
-from position_papers.repo.checkpoints import GPT2, can_mirror
-from position_papers.repo.mirror import R2, R3
-from position_papers.repo.mirror_by_seed import mirror_means, strengths_by_layer
+from position_papers.repo.checkpoints import GPT2, can_mirror, reversal_of, reversals
+from position_papers.repo.mirror import R2, R3, strengths
+from position_papers.repo.mirror import measure as measure_mirror
 from position_papers.repo.options import Options
-from position_papers.repo.ranges import R5
+from position_papers.repo.seeds import over_seeds
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.interventions import frozen, linearised, permuted
 from repo_interp.measures.labels import described
 from repo_interp.models.checkpoints import load_model
-from repo_interp.plots.marks.drawing import counted, legend_below
-from repo_interp.plots.marks.reading import unit_label
-from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, style
-from repo_interp.tasks import Task
+from repo_interp.plots.marks.drawing import counted
+from repo_interp.plots.marks.scores import score_by_length
 
 KINDS = {"linearised": linearised, "frozen": frozen, "permuted": permuted}
 EVERYWHERE, INSTRUCTION = "all learned layers", "the instruction"
 OF_MIRROR = "the fall when the layer with the strongest mirror is linearised"
 OF_INSTRUCTION = "the fall when the instruction's positions are linearised in all learned layers"
-OF_ALL = "the fall when all learned layers are linearised"
-LOOKS: Mapping[str, Mapping[str, str]] = {
-    "linearised": {"color": "#0072B2", "marker": "o"},
-    "frozen": {"color": "#E69F00", "marker": "s"},
-    "permuted": {"color": "#009E73", "marker": "^"},
-}
+AS_IT_IS = "as it is"
+DRAWN_AS = {AS_IT_IS: "repo", "linearised": "rope", "frozen": "nope", "permuted": "repo"}
+"""The scheme that assigns such positions, for its colour."""
 LETTERS = 12
 """In a line of the name of a place."""
 NEEDED = 0.05
@@ -65,39 +59,27 @@ MIRROR_NEEDED = Claim(
 INSTRUCTION_NEEDED = Claim(
     "R3", "the model needs the instruction's near-constant positions", R3.source, "none", _needed(OF_INSTRUCTION), "needed"
 )
-RANGE_NEEDED = Claim(
-    "R5",
-    "with the token index in place of its positions, which it never saw, a model is worse (narrow ranges need not be why)",
-    R5.source,
-    "none",
-    _needed(OF_ALL),
-    "index in their place",
-)
-
-
 # ---- measured -------------------------------------------------------------------------------------------------------
 
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.Dataset:
-    """`score [kind, where, prompt]` and `plain [prompt]` of one checkpoint; of text reversal also `mirror [layer]`, its strength."""
+    """`score [kind, where, prompt]`, `plain [prompt]` and `mirror [layer]`, its strength, of one checkpoint."""
     (subject,) = subjects
     data = subject.measured(cache, _scores, options, prompts=options.prompts)
-    if subject.kind == "reversal":
-        data = data.assign(mirror=strengths_by_layer(mirror_means(subject, options, cache)))
-    return data.assign_attrs(checkpoint=subject.name, stem=subject.stem, kind=subject.kind)
+    data = data.assign(mirror=strengths(measure_mirror([subject], options, cache)))
+    return data.assign_attrs(checkpoint=subject.name, stem=subject.stem)
 
 
 def _scores(subject: Subject, options: Options) -> xr.Dataset:
     """`score [kind, where, prompt]`, `plain [prompt]` in one dataset: every change of positions at every place."""
-    assert isinstance(subject.task, Task)
+    assert subject.task is not None
     task, model = subject.task, load_model(subject.path, options.device)
-    length = getattr(task, "longest", 0) if subject.kind == "reversal" else subject.training_length
-    prompts = subject.prompts(length, options.prompts, options.seed)
-    places: dict[str, dict] = {f"layer {layer}": {"layer": layer} for layer in subject.learned}
-    places[EVERYWHERE] = {"layer": list(subject.learned)}
-    instruction = prompts[0].spans.get("instruction", ())
-    if subject.kind == "reversal" and all(prompt.spans["instruction"] == instruction for prompt in prompts):
-        places[INSTRUCTION] = {"layer": list(subject.learned), "tokens": list(instruction)}
+    prompts = reversals(subject, reversal_of(subject).longest, options.prompts, options.seed)
+    learned = list(subject.learned)
+    places: dict[str, dict] = {**{f"layer {layer}": {"layer": layer} for layer in learned}, EVERYWHERE: {"layer": learned}}
+    instruction = prompts[0].spans["instruction"]
+    if all(prompt.spans["instruction"] == instruction for prompt in prompts):
+        places[INSTRUCTION] = {"layer": learned, "tokens": list(instruction)}
 
     def score() -> np.ndarray:
         return np.asarray(task.score(forced_responses(model, task, prompts, options.batch_size), prompts))
@@ -107,18 +89,15 @@ def _scores(subject: Subject, options: Options) -> xr.Dataset:
         for where in places.values():
             with change(model, **where):
                 changed.append(score())
-    sign = 1 if task.higher_is_better else -1
-    array = xr.DataArray(
-        np.array(changed).reshape(len(KINDS), len(places), -1),
-        {"kind": list(KINDS), "where": list(places)},
-        ("kind", "where", "prompt"),
-    )
+    shape = (len(KINDS), len(places), len(prompts))
+    coords = {"kind": list(KINDS), "where": list(places)}
+    array = xr.DataArray(np.array(changed).reshape(shape), coords, ("kind", "where", "prompt"))
     return xr.Dataset(
         {
             "score": described(array, task.metric, task.units),
             "plain": described(xr.DataArray(plain, dims="prompt"), f"{task.metric}, positions as they are", task.units),
         },
-        attrs={"metric": task.metric, "sign": sign},
+        attrs={"metric": task.metric},
     )
 
 
@@ -126,14 +105,11 @@ def _scores(subject: Subject, options: Options) -> xr.Dataset:
 
 
 def judge(data: xr.Dataset) -> Iterator[Verdict]:
-    """The mirror and the instruction of text reversal, the positions of other tasks."""
-    if data.attrs["kind"] == "reversal":
-        layer = f"layer {int(data['mirror']['layer'].values[int(data['mirror'].values.argmax())])}"
-        yield _evidence(data, MIRROR_NEEDED, OF_MIRROR, layer)
-        if INSTRUCTION in data["where"].values:
-            yield _evidence(data, INSTRUCTION_NEEDED, OF_INSTRUCTION, INSTRUCTION)
-    else:
-        yield _evidence(data, RANGE_NEEDED, OF_ALL, EVERYWHERE)
+    """The mirror and the instruction of text reversal."""
+    layer = f"layer {int(data['mirror']['layer'].values[int(data['mirror'].values.argmax())])}"
+    yield _evidence(data, MIRROR_NEEDED, OF_MIRROR, layer)
+    if INSTRUCTION in data["where"].values:
+        yield _evidence(data, INSTRUCTION_NEEDED, OF_INSTRUCTION, INSTRUCTION)
 
 
 def _evidence(data: xr.Dataset, claim: Claim, quantity: str, where: str) -> Verdict:
@@ -159,14 +135,13 @@ def _evidence(data: xr.Dataset, claim: Claim, quantity: str, where: str) -> Verd
 
 
 def fall(data: xr.Dataset, kind: str, where: str) -> Difference:
-    """How far the score falls; of a score where lower is better, how far it rises. Prompts that are right or wrong are compared as shares:
-    their difference has an error where all or none are right too.
+    """How far the score falls. Prompts that are right or wrong are compared as shares: their difference has an error where all or none are
+    right too.
     """
     changed, plain = data["score"].sel(kind=kind, where=where).values, data["plain"].values
-    before, after = (plain, changed) if data.attrs["sign"] > 0 else (changed, plain)
-    if np.isin([before, after], (0, 1)).all():
-        return share_difference(before.mean(), after.mean(), (len(before), len(after)))
-    return paired_difference(before, after)
+    if np.isin([plain, changed], (0, 1)).all():
+        return share_difference(plain.mean(), changed.mean(), (len(plain), len(changed)))
+    return paired_difference(plain, changed)
 
 
 def _told(difference: Difference) -> str:
@@ -178,61 +153,43 @@ def _told(difference: Difference) -> str:
 
 def draw(data: xr.Dataset) -> Iterator[Drawing]:
     """The score for every change and place, beside the score as it is."""
-    caption = (
+    plain = data["plain"].expand_dims(kind=[AS_IT_IS], where=data["where"].values)
+    score = xr.concat([plain, data["score"]], dim="kind").assign_attrs(data["score"].attrs | {"long_name": data.attrs["metric"]})
+    errors = [
+        [0.0 if kind == AS_IT_IS else fall(data, str(kind), str(where)).standard_error for where in score["where"].values]
+        for kind in score["kind"].values
+    ]
+    by_kind = score.mean("prompt", keep_attrs=True).expand_dims("seed").rename(kind="checkpoint", where="test_set")
+    drawn = by_kind.to_dataset(name="score").assign(standard_error=(("checkpoint", "test_set"), np.array(errors)))
+    names = by_kind["checkpoint"].values
+    places = [textwrap.fill(str(place), LETTERS) for place in by_kind["test_set"].values]
+    layouts = ("checkpoint", [DRAWN_AS[str(name)] for name in names])
+    yield Drawing(
+        f"causes_{data.attrs['stem']}",
+        score_by_length(
+            drawn.assign_coords(layout=layouts, label=("checkpoint", names), test_set=places), data.attrs["checkpoint"]
+        ),
         f"{data.attrs['checkpoint']}: {data.attrs['metric']} while learned positions are linearised (the token index), frozen (a head's "
-        f"mean) or permuted, in one layer or all. Marks: means of {counted(data.sizes['prompt'], 'prompt')}; bars: the standard "
-        "error, over these, of the difference from the score as it is. Dashed: as it is."
-        + ("" if _is_share(data) else " The axis does not begin at 0.")
+        f"mean) or permuted, in one layer or all. Means of {counted(data.sizes['prompt'], 'prompt')}; bars: the standard error, over "
+        "these, of the difference from the score as it is.",
+        data,
     )
-    yield Drawing(f"causes_{data.attrs['stem']}", _figure(data), caption, data)
 
 
-def _figure(data: xr.Dataset) -> PaperFigure:
-    places = [str(place).removeprefix("layer ") for place in data["where"].values]
-    with style():
-        figure = paper_figure(COLUMN_WIDTH, 2.3)
-        ax = figure.subplots()
-        handles: list[Any] = [
-            ax.axhline(float(data["plain"].mean()), color="#222222", linewidth=0.7, linestyle="--", zorder=1.5, label="as it is")
-        ]
-        for number, kind in enumerate(data["kind"].values):
-            score = data["score"].sel(kind=kind)
-            errors = [fall(data, str(kind), str(where)).standard_error for where in data["where"].values]
-            at = np.arange(len(places)) + 0.16 * (number - 1)
-            look = {**LOOKS[str(kind)], "markersize": 3, "linestyle": "none", "elinewidth": 0.8, "label": str(kind)}
-            handles.append(ax.errorbar(at, score.mean("prompt"), errors, **look))
-        ax.set_xticks(range(len(places)), [textwrap.fill(place, LETTERS) for place in places])
-        ax.set_xlim(-0.5, len(places) - 0.5)
-        ax.set_xlabel("layer whose positions are changed")
-        ax.set_ylabel(unit_label(str(data.attrs["metric"]), data["score"]))
-        if _is_share(data):
-            ax.set_ylim(-0.04, 1.04)
-        ax.set_title(data.attrs["checkpoint"])
-        ax.grid(axis="y")
-        legend_below(figure, handles)
-    return figure
-
-
-def _is_share(data: xr.Dataset) -> bool:
-    """Whether scores are shares, which are drawn from 0 to 1."""
-    return str(data["score"].attrs.get("units", "1")) == "1" and float(max(data["score"].max(), data["plain"].max())) <= 1
-
-
-def _can_be_scored(subject: Subject) -> bool:
-    return bool(subject.learned) and subject.task is not None and (subject.kind != "reversal" or can_mirror(subject))
-
-
-CAUSES = Experiment(
-    "causes",
-    (MIRROR_NEEDED, INSTRUCTION_NEEDED, RANGE_NEEDED),
-    Needs(
-        each(_can_be_scored),
-        "no checkpoint with learned positions and a task of ours was given",
-        ("reversal/repo", "niah_keys/repo", "niah/repo", "language/repo"),
-        why_not=why_not,
+CAUSES = over_seeds(
+    Experiment(
+        "causes",
+        (MIRROR_NEEDED, INSTRUCTION_NEEDED),
+        Needs(
+            each(can_mirror),
+            "no checkpoint trained on text reversal with learned positions in a layer other than 0 was given",
+            ("reversal/repo",),
+            why_not=why_not,
+        ),
+        measure,
+        judge,
+        draw,
+        GPT2,
     ),
-    measure,
-    judge,
-    draw,
-    GPT2,
+    lambda data: data[["score", "plain"]],
 )

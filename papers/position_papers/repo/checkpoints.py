@@ -24,8 +24,8 @@ KEYED = tuple(f"niah_keys/{name}" for name in ("repo", "rope", "nope", "repo_fro
 SMALL = tuple(f"niah/{name}" for name in ("repo", "rope", "nope", "r2n1", "n2r1", "repo_from_1", "repo_from_2", "repo_from_3"))
 HAYSTACKS = (*KEYED, *SMALL)
 """Of our zoo, those that look for needles, first those of the task that needs positions."""
-LEARNED = (*(name for name in HAYSTACKS if "/repo" in name), "language/repo")
-"""Those with learned positions whose prompts are long."""
+LEARNED = ("niah_keys/repo", "niah/repo_from_1", "language/repo")
+"""Those with learned positions as the paper's models have them, whose prompts are long."""
 NO_HAYSTACK = "no checkpoints of one needle in a haystack with learned positions, RoPE and NoPE were given"
 NO_LEARNED = "no checkpoint with learned positions that was trained on needles in a haystack or on text was given"
 
@@ -91,6 +91,15 @@ def called(subject: Subject) -> str:
     return "RePo" if first == len(subject.schemes) // 3 else f"RePo from layer {first}"
 
 
+def starting_layer(subject: Subject) -> int | None:
+    """The layer from which all layers are RePo, those below RoPE; None for other layouts."""
+    if "repo" not in subject.schemes:
+        return None
+    start = subject.schemes.index("repo")
+    expected = ("rope",) * start + ("repo",) * (len(subject.schemes) - start)
+    return start if subject.schemes == expected else None
+
+
 def omits_positions(layout: str) -> bool:
     """Whether a layout, in short, is NoPE: in every layer, or - nope@10 - in those from one on, as where others learn theirs."""
     return layout.partition("@")[0] == "nope"
@@ -111,5 +120,7 @@ def _learns_above(subject: Subject) -> bool:
 
 
 def learns_long_positions(subject: Subject) -> bool:
-    """Whether a checkpoint has learned positions and prompts of any length."""
-    return bool(subject.learned) and subject.kind in ("niah_keys", "niah", "language", "text")
+    """Whether a checkpoint has learned positions, from a third of the layers on where it is of our zoo, and prompts of any length."""
+    start = starting_layer(subject)
+    is_like_the_paper = start is None or start == len(subject.schemes) // 3 or subject.name not in HAYSTACKS
+    return bool(subject.learned) and subject.kind in ("niah_keys", "niah", "language", "text") and is_like_the_paper

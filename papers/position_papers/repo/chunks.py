@@ -14,14 +14,15 @@ import xarray as xr
 from jaxtyping import Bool, Float
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import EVERY_SEED, Claim, Verdict, verdict
+from position_papers.kit.claims import Claim, Verdict, verdict
 from position_papers.kit.differences import Difference
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.learned_positions import why_not
-from position_papers.kit.rules import All, AtMost, BeyondNull, Custom, Observed, Significant, beside_null
+from position_papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Custom, Observed, Significant, beside_null
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import LEARNED, NO_LEARNED, OLMO, learns_long_positions
 from position_papers.repo.options import Options
+from position_papers.repo.seeds import over_seeds
 from repo_interp.analysis.analyze import analyze
 from repo_interp.measures.labels import described
 from repo_interp.plots.views.patterns import pattern_sensitivity, pattern_shares
@@ -44,7 +45,16 @@ R6 = Claim(
             "more chunks are constant than mono (chunks of 16 tokens, epsilon 0.2)",
         ),
     ),
-    also=("beyond random weights", EVERY_SEED),
+    also=("beyond random weights",),
+)
+CELLS = "the share of the pairs of chunk size and epsilon with which the rule of R6 holds"
+R6_CELLS = Claim(
+    "R6",
+    "other chunk sizes and tolerances give the same conclusion",
+    "RePo footnote 5",
+    "all",
+    AtLeast(CELLS, 1),
+    "other chunk sizes and tolerances",
 )
 R6_NULL = Claim(
     "R6",
@@ -75,11 +85,9 @@ def _patterns(subject: Subject, options: Options) -> xr.Dataset:
 
 
 def judge(data: xr.Dataset) -> Iterator[Verdict]:
-    """R6 on all learned heads together, and beside random-weight controls."""
+    """R6 on all learned heads together, with other chunk sizes and tolerances, and beside random-weight controls."""
     share = {pattern: float(data["pattern_share_all"].sel(pattern=pattern)) for pattern in PATTERNS}
-    labels = data["chunk_pattern"].sel(layer=data.attrs["learned"])
-    axes = ("layer", "head", "chunk")
-    by_prompt = ((labels == PATTERNS.index("hybrid")).sum(axes) / (labels >= 0).sum(axes)).values
+    by_prompt = _by_prompt(data).sel(pattern="hybrid").values
     agreement = same_as_claimed(data["sensitivity"].sel(pattern=list(PATTERNS)).transpose(..., "pattern").values.reshape(-1, 3))
     random = data["random_share"].sel(pattern=list(PATTERNS)).transpose("weights", "pattern").values
     judged = verdict(
@@ -96,13 +104,35 @@ def judge(data: xr.Dataset) -> Iterator[Verdict]:
             f"{pattern} {100 * of.mean():.0f} % ({100 * of.min():.0f} to {100 * of.max():.0f})"
             for pattern, of in zip(PATTERNS, random.T, strict=True)
         ),
-        f"constant {100 * share['constant']:.1f} %, mono {100 * share['mono']:.1f} %; the rule holds with "
-        f"{int(agreement.sum())} of {len(agreement)} pairs of chunk size and epsilon",
+        f"constant {100 * share['constant']:.1f} %, mono {100 * share['mono']:.1f} %",
     )
     yield judged
+    yield verdict(
+        R6_CELLS,
+        data.attrs["checkpoint"],
+        CELLS,
+        {CELLS: agreement.mean()},
+        agreement.mean(),
+        n=data.sizes["prompt"],
+        note=f"{int(agreement.sum())} of {len(agreement)}, over prompts together",
+    )
     hybrid = random[:, PATTERNS.index("hybrid")]
     values = {BESIDE_TWINS: Observed(share["hybrid"], hybrid)}
     yield judged.on(R6_NULL, values, beside_null(Observed(100 * share["hybrid"], 100 * hybrid)))
+
+
+def _by_prompt(data: xr.Dataset) -> xr.DataArray:
+    """The shares [prompt, pattern] of the chunks of learned layers."""
+    labels = data["chunk_pattern"].sel(layer=data.attrs["learned"])
+    axes = ("layer", "head", "chunk")
+    shares = [(labels == place).sum(axes) / (labels >= 0).sum(axes) for place in range(len(PATTERNS))]
+    joined: xr.DataArray = xr.concat(shares, dim=xr.IndexVariable("pattern", list(PATTERNS)), coords="minimal", compat="override")
+    return described(joined, "share of a prompt's chunks", "1")
+
+
+def units(data: xr.Dataset) -> xr.Dataset:
+    """The shares of all prompts together, of each, of random weights, and with other chunk sizes and tolerances."""
+    return data[["pattern_share_all", "sensitivity", "random_share"]].assign(share_by_prompt=_by_prompt(data))
 
 
 def same_as_claimed(shares: Float[np.ndarray, "cell pattern"]) -> Bool[np.ndarray, " cell"]:
@@ -122,7 +152,10 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     name = data.attrs["checkpoint"]
     prompts = f"{data.sizes['prompt']} prompts of {data.attrs['training_length']} tokens"
     yield Drawing(
-        f"patterns_{data.attrs['stem']}", pattern_shares(run), f"{name}: patterns of chunks (RePo fig. 3), {prompts}.", data
+        f"patterns_{data.attrs['stem']}",
+        pattern_shares(run),
+        f"{name}: patterns of chunks (RePo fig. 3), {prompts}.",
+        data.drop_vars("chunk_pattern"),
     )
     yield Drawing(
         f"pattern_sensitivity_{data.attrs['stem']}",
@@ -133,12 +166,15 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     )
 
 
-CHUNKS = Experiment(
-    "chunks of positions",
-    (R6, R6_NULL),
-    Needs(each(learns_long_positions), NO_LEARNED, LEARNED, why_not=why_not),
-    measure,
-    judge,
-    draw,
-    OLMO,
+CHUNKS = over_seeds(
+    Experiment(
+        "chunks of positions",
+        (R6, R6_CELLS, R6_NULL),
+        Needs(each(learns_long_positions), NO_LEARNED, LEARNED, why_not=why_not),
+        measure,
+        judge,
+        draw,
+        OLMO,
+    ),
+    units,
 )

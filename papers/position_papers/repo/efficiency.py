@@ -47,44 +47,23 @@ LAYOUT = "repo@1/3"
 """As in the paper: RoPE below a third of the layers."""
 TOKENS = 50e9
 """Tokens of table 6."""
-SIZES: dict[str, dict[str, int | str]] = {
-    "OLMo-2 1B": {
-        "model_type": "olmo2",
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
-        "vocab_size": 100352,
-    },
-    "OLMo-2 7B": {
-        "model_type": "olmo2",
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "vocab_size": 100352,
-    },
-}
-"""The paper's models, from their public configurations."""
+PAPERS = "OLMo-2 1B"
+OLMO_2 = ("olmo2", 2048, 8192, 16, 16, 100352)
+"""The paper's model, from its public configuration, as `configuration` takes it."""
 
 
 # ---- measured -------------------------------------------------------------------------------------------------------
 
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.Dataset:
-    """What `_times` measures, with `parameters` and `flops [size, scheme]`; attributes: the options of what is timed."""
+    """What `_times` measures, with `parameters [size, scheme]`; attributes: the options of what is timed."""
     timed = {name.removeprefix("efficiency_"): getattr(options, name) for name in vars(options) if name.startswith("efficiency_")}
     timed["device"] = options.device
     measured = cache.dataset(_times, {**timed, "seed": options.seed}, options)
-    sizes = [counts(configuration(size)) for size in (*SIZES.values(), _timed_size(options))]
-    coords = {"size": [*SIZES, "timed"], "scheme": ["rope", "repo"]}
-    array = xr.DataArray(np.array(sizes, dtype=float), coords, ("size", "scheme"))
-    return measured.assign(
-        parameters=described(array, "parameters beside the input embedding", "1"),
-        flops=described(6 * array * TOKENS, "floating-point operations to train on 5e10 tokens, 6 N per token", "1"),
-    ).assign_attrs(timed)
+    sizes = {PAPERS: counts(configuration(*OLMO_2)), "timed": counts(_timed(options))}
+    coords = {"size": list(sizes), "scheme": ["rope", "repo"]}
+    array = xr.DataArray(np.array(list(sizes.values()), dtype=float), coords, ("size", "scheme"))
+    return measured.assign(parameters=described(array, "parameters beside the input embedding", "1")).assign_attrs(timed)
 
 
 def counts(config: PretrainedConfig) -> tuple[int, int]:
@@ -97,10 +76,10 @@ def counts(config: PretrainedConfig) -> tuple[int, int]:
     return whole - added, whole
 
 
-def configuration(size: dict[str, int | str]) -> PretrainedConfig:
-    """The configuration of a model of `size`, as `SIZES` states one."""
-    fields = dict(size)
-    return AutoConfig.for_model(str(fields.pop("model_type")), **fields)
+def configuration(kind: str, width: int, inner: int, layers: int, heads: int, vocabulary: int) -> PretrainedConfig:
+    """The configuration of a model of a type and size."""
+    sizes = {"hidden_size": width, "intermediate_size": inner, "num_hidden_layers": layers, "vocab_size": vocabulary}
+    return AutoConfig.for_model(kind, **sizes, num_attention_heads=heads, num_key_value_heads=heads)
 
 
 def _times(options: Options) -> xr.Dataset:
@@ -144,23 +123,15 @@ def _wait(device: str) -> None:
 def _fresh(layout: str, options: Options) -> PreTrainedModel:
     with torch.random.fork_rng():
         torch.manual_seed(options.seed)
-        model = AutoModelForCausalLM.from_config(configuration(_timed_size(options)), dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(_timed(options), dtype=torch.float32)
         reposition(model, layout)
     placed: Any = model
     return placed.to(options.device).eval()
 
 
-def _timed_size(options: Options) -> dict[str, int | str]:
+def _timed(options: Options) -> PretrainedConfig:
     width = options.efficiency_width
-    return {
-        "model_type": "llama",
-        "hidden_size": width,
-        "intermediate_size": 4 * width,
-        "num_hidden_layers": options.efficiency_layers,
-        "num_attention_heads": options.efficiency_heads,
-        "num_key_value_heads": options.efficiency_heads,
-        "vocab_size": 2048,
-    }
+    return configuration("llama", width, 4 * width, options.efficiency_layers, options.efficiency_heads, 2048)
 
 
 # ---- judged ---------------------------------------------------------------------------------------------------------
@@ -169,7 +140,7 @@ def _timed_size(options: Options) -> dict[str, int | str]:
 def judge(data: xr.Dataset) -> Iterator[Verdict]:
     """The parameters at the paper's size, and the times here."""
     parameters = data["parameters"]
-    rope, repo = (float(parameters.sel(size="OLMo-2 1B", scheme=scheme)) for scheme in ("rope", "repo"))
+    rope, repo = (float(parameters.sel(size=PAPERS, scheme=scheme)) for scheme in ("rope", "repo"))
     yield verdict(
         R7,
         "OLMo-2 1B (configuration)",
@@ -179,7 +150,7 @@ def judge(data: xr.Dataset) -> Iterator[Verdict]:
         control="RoPE: 0",
         seeds=0,
         note=f"FLOPs of table 6 as 6 N T: {6 * rope * TOKENS:.3g} and {6 * repo * TOKENS:.3g} (paper 3.84e+20 and 3.87e+20); "
-        + "; ".join(_in_words(parameters, str(size)) for size in parameters["size"].values[1:]),
+        + _in_words(parameters, "timed"),
     )
     ratios = data["ratio"].values
     rope, repo = (1e3 * float(data["seconds"].sel(scheme=scheme).median()) for scheme in ("rope", "repo"))

@@ -1,8 +1,14 @@
-"""Needle in a haystack (RePo table 1, fig. 1, 5): R9 at the training length and beyond it, on what `needles` measures."""
+"""Needle in a haystack (RePo table 1, fig. 1, 4, 5): R9 at the training length and beyond it, on what `needles` measures.
+
+hybrids     R2N1 and N2R1 at the training length L
+start layer how much the mean share over L, 2 L and 4 L differs between the layers that RePo starts at, and how it changes at L with a
+            later start: by layer, seed by seed, without a start at 0, which the paper does not have
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,10 +16,11 @@ import xarray as xr
 
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
-from position_papers.kit.differences import Difference
+from position_papers.kit.differences import Difference, paired_seeds
 from position_papers.kit.experiment import Drawing, Experiment, Needs, asked_the_same
-from position_papers.kit.rules import Above, All, AtLeast, Below, Where
-from position_papers.kit.samples import Sample, between, in_words, numbers_of
+from position_papers.kit.learned_positions import why_not
+from position_papers.kit.rules import Above, All, AtLeast, AtMost, Below, Where
+from position_papers.kit.samples import between, in_words, numbers_of
 from position_papers.kit.scores import PLAIN, note
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import (
@@ -25,31 +32,35 @@ from position_papers.repo.checkpoints import (
     finds_needles,
     longest_trained,
     needles_of,
-    omits_positions,
+    starting_layer,
 )
 from position_papers.repo.needles import (
     CEILING,
     METHODS,
     NEEDS_POSITIONS,
     NOPE,
-    TOGETHER,
     YARN,
     Searched,
-    WithoutPositions,
     found_without_positions,
     search,
 )
 from position_papers.repo.options import Options
-from repo_interp.measures.labels import described
-from repo_interp.plots.marks.scores import method_panels, score_maps
+from repo_interp.plots.marks.scores import method_panels
 
 ROOM = Below("RoPE's share of needles found (asked for after results were seen)", CEILING)
 ABOVE = Above("the share of needles found", ("RoPE",))
 ABOVE_AT_LONGER = Above(f"at every longer length where {ROOM.words}, {ABOVE.quantity}", ABOVE.rivals)
-ABOVE_WITHOUT_YARN = Above("the share of needles found at all longer lengths", ABOVE.rivals)
 CONVERGED = AtLeast("the lowest share that a seed of either finds at the training length", 0.9)
+ORDER = (
+    Above("R2N1's share of needles found", ("N2R1", "RoPE"), required=("RoPE",)),
+    Above("N2R1's share of needles found", ("RoPE",), required=()),
+)
+TOLD_APART = Below("the lowest of these means", CEILING)
+ROBUST = AtMost("the largest difference between starting layers of the mean share over L, 2L and 4L (YaRN beyond L)", 0.05)
+FEWER = Above("the change of the share of needles found by layer that RePo starts later", ("0",), relation="below")
 LEFT_OUT = {"niah_keys": "seed 2 is left out: its RoPE model, from which all others go on, did not learn the task in 5,000 steps"}
 """Seeds that were trained and are not in the zoo, by task."""
+NO_ROOM = "RoPE finds nearly all of them, so nothing can be above it"
 
 R9 = Claim(
     "R9",
@@ -66,200 +77,216 @@ R9_LONGER = Claim(
     Where(All(NEEDS_POSITIONS, CONVERGED), ABOVE_AT_LONGER),
     part="longer",
 )
-R9_WITHOUT_YARN = Claim(
+R9_HYBRIDS = Claim(
     "R9",
-    "needle in a haystack at twice and four times the training length, without YaRN: RePo above RoPE",
-    "RePo fig. 1, 5",
-    "none",
-    Where(CONVERGED, ABOVE_WITHOUT_YARN),
-    part="longer, without YaRN",
+    "needle in a haystack at the training length: R2N1 above N2R1 above RoPE",
+    "RePo table 1",
+    "90.5 / 88.3 / 85.9",
+    Where(All(NEEDS_POSITIONS, ROOM), All(*ORDER)),
+    part="hybrids",
 )
-
-
-NO_ROOM = "RoPE finds nearly all of them, so nothing can be above it"
+R9_START = Claim(
+    "R9",
+    "needle in a haystack: robust to the layer that RePo starts at",
+    "RePo fig. 4",
+    "figure",
+    Where(All(NEEDS_POSITIONS, TOLD_APART), ROBUST),
+    part="start layer",
+)
+R9_LATER = Claim(
+    "R9",
+    "needle in a haystack at the training length: the later RePo starts, the fewer needles it finds",
+    "RePo fig. 4, app. B.5",
+    "figure",
+    Where(NEEDS_POSITIONS, FEWER),
+    part="later start",
+)
 
 # ---- measured -------------------------------------------------------------------------------------------------------
 
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list[Searched]:
     """The needles that every checkpoint found. Raises InputError for one that cannot be asked."""
-    return [search(subject, options, cache) for subject in subjects]
+    searched = [search(subject, options, cache) for subject in subjects]
+    return [replace(each, is_unused=bool(why_not(each.subject, options, cache))) for each in searched]
 
 
 # ---- judged ---------------------------------------------------------------------------------------------------------
 
 
 def judge(searched: Sequence[Searched]) -> Iterator[Verdict]:
-    """Checkpoints with learned positions beside RoPE at L and beyond."""
-    rope = next((each for each in searched if each.subject.layout == "rope"), None)
-    without = found_without_positions(searched)
-    for each in searched:
-        if rope is not None and each.subject.learned:
-            yield _at_training_length(each, rope, without)
-            yield _longer(each, rope, without)
-            yield _without_yarn(each, searched, rope)
+    """Checkpoints with learned positions beside RoPE at L and beyond, the hybrids, and the layers that RePo starts at."""
+    by_layout = {each.subject.layout.partition("@")[0]: each for each in reversed(searched)}
+    rope, (nope, why_not) = by_layout.get("rope"), found_without_positions(searched)
+    for own in searched:
+        if rope is not None and own.subject.learned:
+            yield _at_training_length(own, rope, nope, why_not)
+            yield _longer(own, rope, nope, why_not)
+    if rope is not None and "r2n1" in by_layout:
+        yield _hybrids(by_layout["r2n1"], by_layout.get("n2r1"), rope, nope, why_not)
+    starts = {start: each for each in searched if (start := starting_layer(each.subject)) is not None}
+    if len(starts) > 1:
+        yield from _start_layers(dict(sorted(starts.items())), nope, why_not)
 
 
-def _at_training_length(own: Searched, rope: Searched, without: WithoutPositions) -> Verdict:
+def _at_training_length(own: Searched, rope: Searched, nope: float, why_not: str) -> Verdict:
     """R9: needles found at the training length, beside RoPE."""
     length = own.subject.training_length
     mine, theirs = own.sample([length], PLAIN), rope.sample([length], PLAIN)
-    difference = between(mine, theirs)
-    values = {NOPE: without.share, ROOM.quantity: theirs.mean, ABOVE.quantity: {"RoPE": difference}}
+    difference = {"RoPE": between(mine, theirs)}
+    values = {NOPE: nope, ROOM.quantity: theirs.mean, ABOVE.quantity: difference}
     left_out = LEFT_OUT.get(needles_of(own.subject))
-    text = in_words({rope.name: difference}, "above", "")
-    without_it = "holds" if difference.exceeds() else "does not hold"
     no_room = f"{NO_ROOM} ({left_out})" if left_out else NO_ROOM
-    full = (no_room, f"{mine.mean:.3f} and {rope.name} {theirs.mean:.3f} (without this condition it {without_it})")
-    has_room = ROOM.holds(values)
-    why_not = without.why_not or (() if has_room else (*full, *_with_budgets(text, own, rope)))
-    return _beside_rope(R9, own, rope, (mine, theirs), f"at {length} tokens", values, text, why_not)
+    reason = why_not or ("" if ROOM.holds(values) else no_room)
+    text = f"{mine.mean:.3f} and {rope.name} {theirs.mean:.3f}; {in_words(difference, 'above', '')}"
+    return _beside_rope(R9, own, rope, [length], PLAIN, values, text, reason)
 
 
-def _longer(own: Searched, rope: Searched, without: WithoutPositions) -> Verdict:
+def _longer(own: Searched, rope: Searched, nope: float, why_not: str) -> Verdict:
     """R9 (longer): needles found at every longer length with YaRN, beside RoPE."""
-    longer = _longer_lengths(own)
+    longer = [length for length in own.lengths if length > own.subject.training_length]
     if not longer:
-        return unmeasured(R9_LONGER, own.name, _trained_on_longer(own))
-    mine, theirs = own.sample(longer, YARN), rope.sample(longer, YARN)
+        trained = f"it goes on from a model that was trained on {longest_trained(own.subject):,} tokens"
+        return unmeasured(R9_LONGER, own.name, trained)
     pairs = {length: (own.sample([length], YARN), rope.sample([length], YARN)) for length in longer}
     differences = {length: between(*pair) for length, pair in pairs.items()}
     with_room = [differences[length] for length, (_, of_rope) in pairs.items() if ROOM.holds({ROOM.quantity: of_rope.mean})]
     # Above at every one of them: above where it is most probable by chance.
     least = {"RoPE": max(with_room, key=Difference.p_value)} if with_room else {}
-    bare = "; ".join(
-        f"{length} without YaRN {own.sample([length], PLAIN).mean:.3f} and {rope.sample([length], PLAIN).mean:.3f}"
-        for length in longer
+    lowest = {each.name: float(each.sample([each.subject.training_length], PLAIN).seeds.min()) for each in (own, rope)}
+    values = {NOPE: nope, ABOVE_AT_LONGER.quantity: least, CONVERGED.quantity: min(lowest.values())}
+    few = [f"{name} {share:.3f}" for name, share in lowest.items() if share < CONVERGED.bound]
+    unconverged = f"a training seed had not converged: it finds at the training length, of {', '.join(few)}" if few else ""
+    text = "; ".join(
+        f"{length}: {mine.mean:.3f}, {rope.name} {theirs.mean:.3f} ({differences[length].margin:+.3f}, standard error "
+        f"{differences[length].standard_error:.2g}; without YaRN {own.sample([length], PLAIN).mean:.3f} and "
+        f"{rope.sample([length], PLAIN).mean:.3f})"
+        for length, (mine, theirs) in pairs.items()
     )
-    by_length = "; ".join(
-        f"{length}: {pairs[length][0].mean:.3f}, {rope.name} {pairs[length][1].mean:.3f} ({difference.margin:+.3f}, standard error "
-        f"{difference.standard_error:.2g})"
-        for length, difference in differences.items()
+    return _beside_rope(
+        R9_LONGER, own, rope, longer, YARN, values, text, why_not or unconverged or ("" if with_room else NO_ROOM)
     )
-    full = (NO_ROOM, f"{mine.mean:.3f} and {rope.name} {theirs.mean:.3f}; {bare}")
-    where, values = (
-        f"at {' and '.join(map(str, longer))} tokens with YaRN",
-        {NOPE: without.share, ABOVE_AT_LONGER.quantity: least, CONVERGED.quantity: _lowest(own, rope)},
-    )
-    early = without.why_not or _unconverged(own, rope)
-    why_not = (early, by_length, bare) if early else () if with_room else full
-    return _beside_rope(R9_LONGER, own, rope, (mine, theirs), where, values, f"{by_length}; {bare}", why_not)
-
-
-def _without_yarn(own: Searched, searched: Sequence[Searched], rope: Searched) -> Verdict:
-    """R9 (longer, without YaRN): needles found beyond the training length with nothing extended, beside RoPE; NoPE's in the note."""
-    longer = _longer_lengths(own)
-    if not longer:
-        return unmeasured(R9_WITHOUT_YARN, own.name, _trained_on_longer(own))
-    mine, theirs = own.sample(longer, PLAIN), rope.sample(longer, PLAIN)
-    difference = between(mine, theirs)
-    compared = [own, rope, *(each for each in searched if omits_positions(each.subject.layout))]
-    by_length = "; ".join(
-        f"{length}: " + ", ".join(f"{each.name} {each.sample([length], PLAIN).mean:.3f}" for each in compared)
-        for length in longer
-    )
-    text = f"{in_words({rope.name: difference}, 'above', '')}; {by_length}"
-    where, values = (
-        f"at {' and '.join(map(str, longer))} tokens without YaRN",
-        {ABOVE_WITHOUT_YARN.quantity: {"RoPE": difference}, CONVERGED.quantity: _lowest(own, rope)},
-    )
-    early = _unconverged(own, rope)
-    return _beside_rope(R9_WITHOUT_YARN, own, rope, (mine, theirs), where, values, text, (early, text) if early else ())
-
-
-def _lowest(*compared: Searched) -> float:
-    """The lowest share of the needles that a training seed finds at the training length."""
-    return min(float(each.sample([each.subject.training_length], PLAIN).seeds.min()) for each in compared)
-
-
-def _unconverged(own: Searched, rope: Searched) -> str:
-    """That a seed did not learn the task, so that what it finds at longer lengths says nothing of positions; "" where all did."""
-    found = {each.name: _lowest(each) for each in (own, rope)}
-    few = [f"{name} {share:.3f}" for name, share in found.items() if share < CONVERGED.bound]
-    return f"a training seed had not converged: it finds at the training length, of {', '.join(few)}" if few else ""
 
 
 def _beside_rope(
     claim: Claim,
     own: Searched,
     rope: Searched,
-    samples: tuple[Sample, Sample],
-    where: str,
+    lengths: Sequence[int],
+    method: str,
     values: Mapping[str, Any],
     text: str,
-    why_not: str | Sequence[str] = (),
+    reason: str,
 ) -> Verdict:
-    """The verdict on the share of needles that a checkpoint found, with RoPE's as the control; not measurable where `why_not` says so."""
-    mine, theirs = samples
+    """The verdict on the share of needles that a checkpoint found, with RoPE's as the control; not measurable for a `reason`."""
+    mine, theirs = own.sample(lengths, method), rope.sample(lengths, method)
+    told = note([each.recorded for each in (own, rope) if each.recorded is not None], text)
     return verdict(
         claim,
         own.name,
-        f"share of needles found {where}",
+        f"share of needles found at {' and '.join(map(str, lengths))} tokens{' with YaRN' if method == YARN else ''}",
         values,
         mine.mean,
         **numbers_of(mine),
         control=f"{rope.name} {theirs.mean:.3f}",
-        note=_with_budgets(text, own, rope),
-        unmeasurable=why_not,
+        note=told,
+        unmeasurable=(reason, *told) if reason else (),
     )
 
 
-def _longer_lengths(own: Searched) -> list[int]:
-    return [length for length in own.lengths if length > own.subject.training_length]
+def _hybrids(own: Searched, other: Searched | None, rope: Searched, nope: float, why_not: str) -> Verdict:
+    """R9 (hybrids), of R2N1, N2R1 where it was given, and RoPE; in the note also longer lengths."""
+    compared = [own, *([other] if other else []), rope]
+    mine, *others = (each.sample([own.subject.training_length], PLAIN) for each in compared)
+    rivals = dict(zip(("N2R1", "RoPE")[-len(others) :], others, strict=True))
+    values = {
+        NOPE: nope,
+        ROOM.quantity: others[-1].mean,
+        ORDER[0].quantity: {name: between(mine, sample) for name, sample in rivals.items()},
+        ORDER[1].quantity: {"RoPE": between(*others)} if other else {},
+    }
+    text = "without YaRN " + "; ".join(
+        f"{length}: " + ", ".join(f"{each.name} {each.sample([length], PLAIN).mean:.3f}" for each in compared)
+        for length in own.lengths
+    )
+    reason = why_not or ("" if ROOM.holds(values) else NO_ROOM)
+    return verdict(
+        R9_HYBRIDS,
+        own.name,
+        f"share of needles found at {own.subject.training_length} tokens",
+        values,
+        mine.mean,
+        **numbers_of(mine),
+        control=f"{rope.name} {others[-1].mean:.3f}",
+        note=text,
+        unmeasurable=(reason, text) if reason else (),
+    )
 
 
-def _trained_on_longer(own: Searched) -> str:
-    return f"it goes on from a model that was trained on {longest_trained(own.subject):,} tokens"
-
-
-def _with_budgets(text: str, *compared: Searched) -> tuple[str, ...]:
-    """`text` with what differs in the budgets of training of the checkpoints compared."""
-    return note([searched.recorded for searched in compared if searched.recorded is not None], text)
+def _start_layers(starts: Mapping[int, Searched], nope: float, why_not: str) -> Iterator[Verdict]:
+    """R9 (start layer) and (later start), of checkpoints by the layer that RePo starts at."""
+    first = next(iter(starts.values()))
+    names = ", ".join(each.name for each in starts.values())
+    means = {start: each.sample(each.lengths, YARN).mean for start, each in starts.items()}
+    plain = {start: each.sample([first.subject.training_length], PLAIN) for start, each in starts.items()}
+    text = "; ".join(f"from layer {start}: {mean:.3f}, at L {plain[start].mean:.3f}" for start, mean in means.items())
+    differ = float(np.ptp(list(means.values())))
+    values = {NOPE: nope, TOLD_APART.quantity: min(means.values()), ROBUST.quantity: differ}
+    unused = ", ".join(each.name for each in starts.values() if each.is_unused)
+    reason = why_not or (unused and f"{unused} not shown to use learned positions, which the paper's models were trained to")
+    reason = reason or ("" if TOLD_APART.holds(values) else "all find nearly all of them, so they cannot be told apart")
+    yield verdict(
+        R9_START,
+        names,
+        "largest difference of the mean score over L, 2L, 4L between starting layers",
+        values,
+        differ,
+        n=sum(first.scores["score"].sizes[axis] for axis in ("prompt", "length")),
+        note=text,
+        unmeasurable=(reason, text) if reason else (),
+    )
+    later = [start for start in starts if start > 0]
+    if len(later) < 2:
+        return
+    seeds = sorted(set.intersection(*({*plain[start].numbers} for start in later)))
+    shares = np.array([[plain[start].seeds[plain[start].numbers.index(seed)] for seed in seeds] for start in later])
+    changes = np.polyfit(later, shares, 1)[0]
+    yield verdict(
+        R9_LATER,
+        names,
+        f"change of the share of needles found at L by layer that RePo starts later, from layer {later[0]} to {later[-1]}",
+        {NOPE: nope, FEWER.quantity: {"0": paired_seeds(np.zeros(len(seeds)), changes)}},
+        float(changes.mean()),
+        float(changes.std(ddof=1)) if len(seeds) > 1 else None,
+        f"{len(seeds)} seeds",
+        len(seeds),
+        note=text,
+        unmeasurable=why_not,
+        seeds=len(seeds),
+    )
 
 
 # ---- drawn ----------------------------------------------------------------------------------------------------------
 
 
 def draw(searched: Sequence[Searched]) -> Iterator[Drawing]:
-    """Fig. 1, 5 and table 1 by length, and as maps."""
+    """Fig. 1, 4, 5 and table 1 by length."""
     first = searched[0].subject
     length, count = first.training_length, searched[0].scores.sizes["prompt"]
-    group = f"{needles_of(first)}_{length}"
-    by_length, extended = _by_length(searched), ""
-    if YARN in _methods(searched):
-        extended = (
-            "; YaRN by the factor n / L beyond the training length L (dotted), of seeds whose weights are at hand; bars of a single seed: "
-            "standard error over prompts"
-        )
-    yield Drawing(
-        f"haystack_by_length_{group}",
-        method_panels(by_length),
-        f"Needles found by context length (RePo table 1, fig. 1, 5), {count} prompts each. Mean over seeds, small dots: "
-        f"each{extended}{_left_out(first)}. {OF_PAPER} Marks of one length stand beside each other so that equal ones can be seen.",
-        by_length,
+    data = _by_length(searched)
+    left_out = LEFT_OUT.get(needles_of(first))
+    extended = (
+        "; YaRN by the factor n / L beyond the training length L (dotted), of seeds whose weights are at hand; bars of a single seed: "
+        "standard error over prompts"
     )
-    maps = _maps(searched)
-    if maps is not None:
-        counts = first_counts.reindex_like(maps[0, 0]) if (first_counts := searched[0].counts) is not None else None
-        known = {} if counts is None else {"prompts": described(counts, "prompts behind a cell", "1")}
-        yield Drawing(
-            f"haystack_map_{group}",
-            score_maps((100 * maps).assign_attrs(long_name="needles found", units="% of the cell's prompts"), length, counts),
-            f"Needles found, per cent, by depth and context length (RePo fig. 1, 5), {count} prompts per length over all depths"
-            + (
-                ", so that a cell has few"
-                if counts is None
-                else "; the last column says how many a cell has, the same for all checkpoints"
-            )
-            + "; grey: none there."
-            + (f" Right of the dotted line: beyond the training length, {length} tokens." if extended else ""),
-            described(maps, "share of the needles found", "1").to_dataset(name="score").assign(known),
-        )
-
-
-def _left_out(subject: Subject) -> str:
-    known = LEFT_OUT.get(needles_of(subject))
-    return f"; {known}" if known else ""
+    yield Drawing(
+        f"haystack_by_length_{needles_of(first)}_{length}",
+        method_panels(data),
+        f"Needles found by context length (RePo table 1, fig. 1, 4, 5), {count} prompts each. Mean over seeds, small dots: "
+        f"each{extended if YARN in _methods(searched) else ''}{f'; {left_out}' if left_out else ''}. {OF_PAPER} Marks of one length stand "
+        "beside each other so that equal ones can be seen.",
+        data,
+    )
 
 
 def _by_length(searched: Sequence[Searched]) -> xr.Dataset:
@@ -297,25 +324,18 @@ def _methods(searched: Sequence[Searched]) -> dict[str, str]:
     return {name: title for name, title in METHODS.items() if longer or name == PLAIN}
 
 
-def _maps(searched: Sequence[Searched]) -> xr.DataArray | None:
-    """`[checkpoint, method, depth, length]`; None where no prompts have a depth."""
-    mapped = [each for each in searched if "map" in each.scores]
-    if not mapped:
-        return None
-    methods, parts = _methods(searched), []
-    for each in mapped:
-        known = each.scores["map"]
-        chosen = [known.sel({"method": name if name in known["method"].values else PLAIN}, drop=True) for name in methods]
-        parts.append(xr.concat(chosen, dim=xr.IndexVariable("method", list(methods.values())), **TOGETHER))
-    maps: xr.DataArray = xr.concat(parts, dim=xr.IndexVariable("checkpoint", [each.name for each in mapped]), **TOGETHER)
-    labels = ("checkpoint", [called(each.subject) for each in mapped])
-    return maps.assign_coords(layout=("checkpoint", [each.subject.layout for each in mapped]), label=labels)
-
-
 HAYSTACK = Experiment(
     "needles in a haystack",
-    (R9, R9_LONGER, R9_WITHOUT_YARN),
-    Needs(asked_the_same(finds_needles), NO_HAYSTACK, HAYSTACKS),
+    (R9, R9_LONGER, R9_HYBRIDS, R9_START, R9_LATER),
+    Needs(
+        asked_the_same(finds_needles),
+        NO_HAYSTACK,
+        HAYSTACKS,
+        otherwise_of={
+            R9_HYBRIDS.label: "no R2N1 that finds needles was given beside RoPE",
+            **dict.fromkeys((R9_START.label, R9_LATER.label), "checkpoints with RePo from several layers on were not given"),
+        },
+    ),
     measure,
     judge,
     draw,

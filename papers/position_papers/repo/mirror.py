@@ -4,11 +4,13 @@
     flat      range of the instruction's tokens over that of equally many consecutive words
     reversed  share of the answer's tokens that are likeliest, teacher-forced
 
+    strength    |z_copy - z_other word| over |z_copy - z_word|, in the layer other than 0 where it is largest: whether seeds that mirror
+                more reverse longer texts better, by Spearman's correlation beside every order of the seeds, or 20,000 of them
+
 A position that depends on the word alone is the same for a copy and its source, but for the same word elsewhere too: the second ratio
-tells a mirror from that. Positions are measured on the trained checkpoint and on random-weight controls. A layer's numbers
-are means over its heads. Layer 0 is measured and shown, but is no finding: its position depends on the word alone. A model that
-reads text is asked to reverse texts as long as those of the paper's models, in its own tokens. R2 is not judged of one that does not
-reverse texts: its positions say nothing about how that is done.
+tells a mirror from that. A layer's numbers are means over its heads. Layer 0 is shown, but is no finding: its position depends on the word
+alone. A model that reads text is asked to reverse texts as long as those of the paper's models, in its own tokens. R2 is not judged of one
+that does not reverse texts: its positions say nothing about how that is done.
 """
 
 from __future__ import annotations
@@ -22,15 +24,18 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from scipy import stats
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import EVERY_SEED, Claim, Verdict, unmeasured, verdict
+from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.learned_positions import why_not
-from position_papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Custom, Observed
-from position_papers.kit.subjects import Subject
+from position_papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Custom, Observed, beside_null
+from position_papers.kit.subjects import Subject, records_of
 from position_papers.repo.checkpoints import GPT2, can_be_asked_to_mirror, reversal_of, reversals
 from position_papers.repo.options import Options
+from position_papers.repo.seeds import over_seeds
+from position_papers.training.trained import recorded_scores
 from repo_interp.analysis.analyze import analyze
 from repo_interp.experiments.prompt_sets import Answers
 from repo_interp.experiments.responses import forced_responses
@@ -38,7 +43,7 @@ from repo_interp.measures.kernels.mirror import Mirror, mirror
 from repo_interp.measures.labels import described
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.load import load
-from repo_interp.plots.marks.drawing import contiguous, counted, legend_below, token_label
+from repo_interp.plots.marks.drawing import contiguous, legend_below, token_label
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, span_colours, style
 
 LATER_LAYERS = "layers other than 0"
@@ -61,7 +66,7 @@ R2 = Claim(
     "RePo fig. 6",
     "layers 0, 2, 3 of 4",
     Custom(lambda values: any(map(MIRRORS.holds, values[LATER_LAYERS])), f"in one of the {LATER_LAYERS}: {MIRRORS.words}"),
-    also=(EVERY_SEED, "needed"),
+    also=("needed",),
 )
 R3 = Claim(
     "R3", "opening instruction tokens get near-constant positions", R2.source, "layers 1 to 3 of 4", AtMost(FLATNESS, 0.25)
@@ -77,7 +82,18 @@ R3_OF_ALL = Claim(
     "layers 1 to 3 of 4",
     All(AtMost(FLATNESS_OF_ALL, 0.25), BeyondNull(BESIDE_TWINS, 0.95, relation="below")),
     "over all words and copies",
-    also=("over all words and copies, every seed", "needed"),
+    also=("needed",),
+)
+FEWEST, ORDERS = 5, 20_000
+"""Seeds: of four, the rarest order is not rarer than 4 %. Orders of the null."""
+STRENGTH = "the rank correlation, over seeds, of the mirror's strength with the exact match of longer texts"
+R2_STRENGTH = Claim(
+    "R2",
+    "the stronger the mirror that a training seed found, the better it reverses longer texts",
+    R2.source,
+    "none",
+    BeyondNull(STRENGTH, 0.95, "orders of the seeds"),
+    "strength by seed",
 )
 _TOGETHER: Any = {"join": "exact", "coords": "minimal", "compat": "override"}
 
@@ -100,13 +116,20 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
     depends = {"prompts": options.prompts, "controls": options.controls, "example": options.example_words}
     data = subject.measured(cache, _of_texts, options, **depends)
     attributes = {"checkpoint": subject.name, "stem": subject.stem, "layers": len(subject.schemes)}
-    return data.assign_attrs(**attributes, longest=reversal_of(subject).longest, example_words=options.example_words)
+    task = reversal_of(subject)
+    beyond = [str(length) for length in range(task.longest + 1, task.longest_test + 1)]
+    seed = None if subject.configuration is None else subject.configuration.seed
+    known = (run.means for run in recorded_scores(records_of(subject)) if run.seed == seed and set(beyond) <= set(run.means))
+    longer = next((float(np.mean([means[length] for length in beyond])) for means in known), np.nan)
+    return data.assign(
+        longer=described(xr.DataArray(longer), f"exact match, {beyond[0]} to {beyond[-1]} words", "1")
+    ).assign_attrs(**attributes, longest=task.longest, example_words=options.example_words)
 
 
 def _of_texts(subject: Subject, options: Options) -> xr.Dataset:
-    """`mirror [weights, layer, prompt, kind]`; `flatness`, `instruction_range`, `words_range`, `text_range [weights, layer, prompt]`; from
-    the trained weights `reversed [prompt]`, `pair [layer, point, end]` for the scatter, and `example [layer, token]` with `example_part`,
-    `example_text` and `example_source`, the token that each copies, or -1.
+    """`mirror [weights, layer, prompt, kind]`; `flatness`, `instruction_range`, `text_range [weights, layer, prompt]`; from the trained
+    weights `reversed [prompt]`, and `example [layer, token]` with `example_part`, `example_text` and `example_source`, the token that each
+    copies, or -1.
     """
     prompts = reversals(subject, reversal_of(subject).longest, options.prompts, options.seed)
     by_weights = {}
@@ -114,65 +137,55 @@ def _of_texts(subject: Subject, options: Options) -> xr.Dataset:
         run = analyze(bridge, prompts, ("positions",), subject.learned, batch_size=options.batch_size)
         by_weights[name] = _of_positions(run["positions"].to_dataset()["position"], prompts)
     weights = xr.IndexVariable("weights", list(by_weights))
-    data = xr.concat([part.drop_vars("pair") for part in by_weights.values()], dim=weights, **_TOGETHER)
+    data = xr.concat(list(by_weights.values()), dim=weights, **_TOGETHER)
     (example,) = reversals(subject, options.example_words, 1, options.seed)
     trained = load(subject.path, options.device)
     shown = analyze(trained, [example], ("positions",), subject.learned)["positions"].to_dataset()["position"]
-    parts = ["words" if place in example.spans["words"] else "other" for place in range(len(example.tokens))]
-    parts = ["copies" if place in example.generated else part for place, part in enumerate(parts)]
-    sources = np.full(len(example.tokens), -1)
+    places = np.arange(len(example.tokens))
+    parts = np.where(
+        np.isin(places, example.spans["words"]), "words", np.where(np.isin(places, example.generated), "copies", "other")
+    )
+    sources = np.full(len(places), -1)
     sources[list(example.generated)] = example.attributes["source"]
     answers = forced_responses(load_model(subject.path, options.device), Answers(), prompts, options.batch_size)
     right = [predicted.mean() for predicted in Answers().right(answers, prompts)]
+    of_example = {
+        "part": (parts, "part of the text"),
+        "text": (list(example.token_text or ()), "word"),
+        "source": (sources, "token that a copy copies, else -1"),
+    }
     return data.assign(
-        pair=by_weights["trained"]["pair"],
         reversed=described(xr.DataArray(right, dims="prompt"), "share of the answer's tokens that are likeliest", "1"),
         example=described(
             shown.isel(prompt=0, drop=True).mean("head").transpose("layer", "token"), "position, mean over heads", "positions"
         ),
-        example_part=described(xr.DataArray(parts, dims="token"), "part of the text", "1"),
-        example_text=described(xr.DataArray(list(example.token_text or ()), dims="token"), "word", "1"),
-        example_source=described(xr.DataArray(sources, dims="token"), "token that a copy copies, else -1", "1"),
+        **{f"example_{name}": described(xr.DataArray(of, dims="token"), what, "1") for name, (of, what) in of_example.items()},
     )
 
 
 def _of_positions(position: xr.DataArray, prompts: Sequence[Any]) -> xr.Dataset:
-    """The statistics of every text, by layer, from `position [prompt, layer, head, token]`."""
+    """The statistics of every text, by layer and mean over heads, from `position [prompt, layer, head, token]`."""
     values = position.transpose("layer", "prompt", "head", "token").values.astype(float)
-    layers, count, heads, _ = values.shape
-    mirrors = np.full((layers, count, heads, len(Mirror._fields)), np.nan)
-    spreads = np.full((4, layers, count, heads), np.nan)
-    ends = []
-    for number, prompt in enumerate(prompts):
-        words, source, copies = prompt.spans["words"], prompt.attributes["source"], prompt.generated
-        ends.append(values[:, number].mean(axis=1)[:, [list(copies), list(source)]].transpose(0, 2, 1))
-        for layer, head in np.ndindex(layers, heads):
-            z = values[layer, number, head]
-            mirrors[layer, number, head] = mirror(z, prompt.tokens, source, copies)
-            flat = flatness(z, prompt.spans["instruction"], words)
-            places = (list(prompt.spans["instruction"]), list(words), [*words, *copies])
-            spreads[:, layer, number, head] = flat, *(np.ptp(z[part]) for part in places)
-    coords = {"layer": position["layer"].values}
+    mirrors = np.full((*values.shape[:3], len(Mirror._fields)), np.nan)
+    spreads = np.full((*values.shape[:3], 3), np.nan)
+    for layer, number, head in np.ndindex(values.shape[:3]):
+        prompt, z = prompts[number], values[layer, number, head]
+        words, instruction, copies = prompt.spans["words"], list(prompt.spans["instruction"]), prompt.generated
+        mirrors[layer, number, head] = mirror(z, prompt.tokens, prompt.attributes["source"], copies)
+        spreads[layer, number, head] = flatness(z, instruction, words), np.ptp(z[instruction]), np.ptp(z[[*words, *copies]])
     axes = ("layer", "prompt")
-    flat, inside, outside, whole = (xr.DataArray(values, coords, axes) for values in spreads.mean(axis=-1))
-    return xr.Dataset(
-        {
-            "mirror": described(
-                xr.DataArray(mirrors.mean(axis=2), coords | {"kind": list(Mirror._fields)}, (*axes, "kind")),
-                "mean |dz| of copies to their source, to other words, to the same word elsewhere; correlation of copy and source",
-                "positions",
-            ),
-            "flatness": described(flat, "range of the instruction over that of as many words", "1"),
-            "instruction_range": described(inside, "range over the instruction", "positions"),
-            "words_range": described(outside, "range over the words", "positions"),
-            "text_range": described(whole, "range over words and copies", "positions"),
-            "pair": described(
-                xr.DataArray(np.concatenate(ends, axis=1), coords | {"end": ["copy", "source"]}, ("layer", "point", "end")),
-                "positions of a copy and of its source, mean over heads",
-                "positions",
-            ),
-        }
-    )
+    long_names = {
+        "flatness": ("range of the instruction over that of as many words", "1"),
+        "instruction_range": ("range over the instruction", "positions"),
+        "text_range": ("range over words and copies", "positions"),
+    }
+    found: dict[str, Any] = {
+        name: (axes, spreads[..., place].mean(axis=2), {"long_name": long_name, "units": unit})
+        for place, (name, (long_name, unit)) in enumerate(long_names.items())
+    }
+    what = "mean |dz| of copies to their source, to other words, to the same word elsewhere; correlation of copy and source"
+    found["mirror"] = ((*axes, "kind"), mirrors.mean(axis=2), {"long_name": what, "units": "positions"})
+    return xr.Dataset(found, {"layer": position["layer"].values, "kind": list(Mirror._fields)})
 
 
 # ---- judged ---------------------------------------------------------------------------------------------------------
@@ -181,50 +194,39 @@ def _of_positions(position: xr.DataArray, prompts: Sequence[Any]) -> xr.Dataset:
 def judge(data: xr.Dataset) -> Iterator[Verdict]:
     """R2 from the distances of copies, R3 from the range of the instruction."""
     yield _mirror_effect(data)
-    ranges = data[["instruction_range", "words_range"]].sel(weights="trained").mean("prompt")
-    remarks = {
-        int(layer): f" (instruction {float(ranges['instruction_range'].sel(layer=layer)):.2f}, "
-        f"all words {float(ranges['words_range'].sel(layer=layer)):.1f} positions)"
-        for layer in data["layer"].values
-    }
-    yield _near_constant(data, R3, FLATNESS, data["flatness"], "as many consecutive words", remarks)
-    yield _near_constant(data, R3_OF_ALL, FLATNESS_OF_ALL, data["instruction_range"] / data["text_range"], "words and copies", {})
+    yield _near_constant(data, R3, FLATNESS, data["flatness"], "as many consecutive words")
+    yield _near_constant(data, R3_OF_ALL, FLATNESS_OF_ALL, data["instruction_range"] / data["text_range"], "words and copies")
 
 
 def _mirror_effect(data: xr.Dataset) -> Verdict:
     """R2 from the layer, other than 0, whose copies are nearest to their source against other words."""
-    if data["mirror"].sel(weights="trained", kind="random").notnull().all("layer").sum("prompt") < 2:
-        return unmeasured(R2, data.attrs["checkpoint"], "its tokenizer does not tell the words apart")
     by_text = data["mirror"].sel(layer=data["layer"] > 0)
+    if by_text.sel(weights="trained", kind="random").notnull().all("layer").sum("prompt") < 2:
+        return unmeasured(R2, data.attrs["checkpoint"], "its tokenizer does not tell the words apart")
     means, ratios = by_text.mean("prompt"), _ratios(by_text)
-    random = [str(name) for name in data["weights"].values if name != "trained"]
     layer = int(ratios["layer"].values[int(np.nanargmin(ratios.sel(weights="trained").values))])
-    of_layer = by_text.sel(weights="trained", layer=layer)
-    spread = (of_layer.sel(kind="copies") / of_layer.sel(kind="random")).values
-    at = {kind: float(of_layer.sel(kind=kind).mean()) for kind in QUANTITIES}
-
-    def by_layer(weights: str) -> dict[int, dict[str, float]]:
-        """What the rule asks for of every layer."""
-        return {
-            int(layer): {name: float(means.sel(weights=weights, layer=layer, kind=kind)) for kind, name in QUANTITIES.items()}
+    spread = _shares(data).sel(layer=layer).values
+    by_layer = {
+        str(name): {
+            int(layer): {called: float(means.sel(weights=name, layer=layer, kind=kind)) for kind, called in QUANTITIES.items()}
             for layer in means["layer"].values
         }
-
-    mirroring = [layer for layer, values in by_layer("trained").items() if MIRRORS.holds(values)]
-    by_chance = sum(MIRRORS.holds(values) for name in random for values in by_layer(name).values())
+        for name in data["weights"].values
+    }
+    mirroring = {name: [layer for layer, values in of.items() if MIRRORS.holds(values)] for name, of in by_layer.items()}
+    by_chance = sum(len(layers) for name, layers in mirroring.items() if name != "trained")
     return verdict(
         R2,
         data.attrs["checkpoint"],
         "|dz| of copies over |dz| to other words, in the layer other than 0 where that is least",
-        {LATER_LAYERS: list(by_layer("trained").values())},
+        {LATER_LAYERS: list(by_layer["trained"].values())},
         float(ratios.sel(weights="trained", layer=layer)),
         float(np.std(spread[np.isfinite(spread)], ddof=1)),
         "texts",
         data.sizes["prompt"],
-        "random weights: " + ", ".join(f"{float(ratios.sel(weights=name, layer=layer)):.3g}" for name in random),
-        f"layers that mirror: {', '.join(map(str, mirroring)) or 'none'} of 0 to {data.attrs['layers'] - 1} (random weights: "
-        f"{by_chance}); layer {layer}: copies {at['copies']:.2f}, other words {at['random']:.2f}, the same word elsewhere "
-        f"{at['elsewhere']:.2f} positions, correlation {at['correlation']:.2f}; one training seed",
+        "random weights: " + ", ".join(f"{float(each):.3g}" for each in ratios.sel(layer=layer).values[1:]),
+        f"layers that mirror: {', '.join(map(str, mirroring['trained'])) or 'none'} of 0 to {data.attrs['layers'] - 1} (random weights: "
+        f"{by_chance}); layer {layer}: " + ", ".join(f"{name} {value:.2f}" for name, value in by_layer["trained"][layer].items()),
         unmeasurable=_lost(data),
     )
 
@@ -235,6 +237,18 @@ def _ratios(by_text: xr.DataArray) -> xr.DataArray:
     return means.sel(kind="copies") / means.sel(kind="random")
 
 
+def _shares(data: xr.Dataset) -> xr.DataArray:
+    """The same of every text, from the trained weights."""
+    of_text = data["mirror"].sel(weights="trained", drop=True)
+    return of_text.sel(kind="copies", drop=True) / of_text.sel(kind="random", drop=True)
+
+
+def strengths(data: xr.Dataset) -> xr.DataArray:
+    """How many times nearer copies are to their source than to other words, in every layer other than 0 of the trained weights."""
+    ratios = 1 / _ratios(data["mirror"].sel(weights="trained", layer=data["layer"] > 0, drop=True))
+    return described(ratios, "strength of the mirror", "1")
+
+
 def _lost(data: xr.Dataset) -> str:
     """Why the positions of a model say nothing on mirrors: it does not reverse words; empty where it does."""
     share = float(data["reversed"].mean())
@@ -242,44 +256,72 @@ def _lost(data: xr.Dataset) -> str:
     return f"{few} (wanted at least {LEAST_REVERSED:g})" if share < LEAST_REVERSED else ""
 
 
-def _near_constant(
-    data: xr.Dataset, claim: Claim, quantity: str, ratios: xr.DataArray, others: str, remarks: Mapping[int, str]
-) -> Verdict:
-    """R3 from `ratios [weights, layer, prompt]` of the instruction's range over that of `others`; `remarks` by layer go on the note."""
+def _near_constant(data: xr.Dataset, claim: Claim, quantity: str, ratios: xr.DataArray, others: str) -> Verdict:
+    """R3 from `ratios [weights, layer, prompt]` of the instruction's range over that of `others`."""
     ratios = ratios.sel(layer=data["layer"] > 0)
-    median = ratios.mean("prompt").median("layer")
-    trained = ratios.sel(weights="trained")
-    by_layer = trained.mean("prompt")
+    own, *random = ratios.mean("prompt").median("layer").values
+    by_layer = ratios.sel(weights="trained").mean("prompt")
+    few = by_layer if len(by_layer) <= SHOWN_LAYERS else by_layer.sortby(by_layer)[[0, -1]]
+    note = "; ".join(f"layer {layer}: {float(few.sel(layer=layer)):.2f}" for layer in few["layer"].values)
     return verdict(
         claim,
         data.attrs["checkpoint"],
         f"range of the instruction's positions over that of {others}, median over {LATER_LAYERS}",
-        {
-            quantity: float(median.sel(weights="trained")),
-            BESIDE_TWINS: Observed(float(median.sel(weights="trained")), median.values[data["weights"].values != "trained"]),
-        },
-        float(median.sel(weights="trained")),
-        float(trained.median("layer").std("prompt", ddof=1)),
+        {quantity: float(own), BESIDE_TWINS: Observed(float(own), random)},
+        float(own),
+        float(ratios.sel(weights="trained").median("layer").std("prompt", ddof=1)),
         "texts",
         data.sizes["prompt"],
-        "random weights: " + ", ".join(f"{float(median.sel(weights=name)):.3g}" for name in data["weights"].values[1:]),
-        _by_layer(by_layer, remarks),
+        "random weights: " + ", ".join(f"{each:.3g}" for each in random),
+        note if len(few) == len(by_layer) else f"least and most of {len(by_layer)} layers: {note}",
     )
 
 
-def _by_layer(by_layer: xr.DataArray, remarks: Mapping[int, str]) -> str:
-    """The number of every layer with its remark; of many layers the smallest and the largest."""
-    numbers = by_layer.sortby(by_layer)[[0, -1]] if by_layer.sizes["layer"] > SHOWN_LAYERS else by_layer
-    told = "; ".join(
-        f"layer {layer}: {float(numbers.sel(layer=layer)):.2f}{remarks.get(layer, '')}" for layer in numbers["layer"].values
+def across(by_seed: Mapping[int, xr.Dataset]) -> Iterator[Verdict]:
+    """R2 (strength by seed), where enough seeds have recorded scores of longer texts."""
+    known = {seed: data for seed, data in by_seed.items() if np.isfinite(data["longer"])}
+    if len(known) < FEWEST:
+        return
+    strength = np.array([float(strengths(data).max()) for data in known.values()])
+    score = np.array([float(data["longer"]) for data in known.values()])
+    ranks = stats.rankdata(score)
+    tested = stats.permutation_test(
+        (stats.rankdata(strength),),
+        lambda each: np.corrcoef(each, ranks)[0, 1],
+        permutation_type="pairings",
+        n_resamples=ORDERS,
+        rng=np.random.default_rng(0),
     )
-    return told if len(numbers) == len(by_layer) else f"least and most of {len(by_layer)} layers: {told}"
+    observed = Observed(float(tested.statistic), tested.null_distribution)
+    yield verdict(
+        R2_STRENGTH,
+        next(iter(known.values())).attrs["checkpoint"],
+        "rank correlation over seeds of the mirror's strength with the mean exact match of longer texts than trained on",
+        {STRENGTH: observed},
+        observed.value,
+        n=len(known),
+        seeds=len(known),
+        control=beside_null(observed, ".2f"),
+        note="; ".join(
+            f"seed {seed}: strength {own:.1f}, exact match {share:.2f}"
+            for seed, own, share in zip(known, strength, score, strict=True)
+        ),
+    )
+
+
+def units(data: xr.Dataset) -> xr.Dataset:
+    """By text; `near`, `same_word` and `along` [layer], what the rule of R2 asks for, of the trained weights; `share` and `flat`
+    [layer, prompt], of these by text, are small enough to be kept for a single seed.
+    """
+    own = data[["mirror", "flatness", "instruction_range", "text_range", "reversed", "longer"]]
+    means = data["mirror"].sel(weights="trained", drop=True).mean("prompt")
+    copies, others, same, along = (means.sel(kind=kind, drop=True) for kind in QUANTITIES)
+    found = {"near": copies / others, "same_word": copies / same, "along": along, "share": _shares(data)}
+    return own.assign(found | {"flat": data["flatness"].sel(weights="trained", drop=True)})
 
 
 # ---- drawn ----------------------------------------------------------------------------------------------------------
 
-SHOWN = 600
-"""Points of a scatter."""
 SHOWN_LAYERS = 4
 """Panels that a page has room for."""
 _LINK = "#9A9A9A"
@@ -287,63 +329,38 @@ _PARTS = ("words", "generated")
 
 
 def draw(data: xr.Dataset) -> Iterator[Drawing]:
-    """Fig. 6."""
-    name = data.attrs["checkpoint"]
+    """Fig. 6: all layers, or of many those whose copies are nearest to their source against other words."""
+    ratios = _ratios(data["mirror"]).sel(weights="trained")
+    layers = sorted(int(layer) for layer in ratios.sortby(ratios)["layer"].values[:SHOWN_LAYERS])
+    many = f" Of {len(ratios)} layers with learned positions, the {SHOWN_LAYERS} whose copies are nearest to their source."
     yield Drawing(
         f"mirror_{data.attrs['stem']}",
-        _figure(data, name),
-        f"{name}: positions of a text of {data.attrs['example_words']} words by layer (above; RePo fig. 6; green words, pink copies), and "
-        f"of every copy against its source (below) on {data.sizes['prompt']} texts of {data.attrs['longest']} words, with means of |dz|."
-        + _which_layers(data),
+        _figure(data, layers),
+        f"{data.attrs['checkpoint']}: positions of a text of {data.attrs['example_words']} words by layer (RePo fig. 6; green words, pink "
+        f"copies); in the titles means of |dz| of copies to their source and to other words, over {data.sizes['prompt']} texts of "
+        f"{data.attrs['longest']} words." + (many if len(ratios) > SHOWN_LAYERS else ""),
         data,
     )
 
 
-def _layers_shown(data: xr.Dataset) -> list[int]:
-    """All layers, or of many those whose copies are nearest to their source against other words, ascending."""
-    ratios = _ratios(data["mirror"]).sel(weights="trained")
-    nearest = ratios.sortby(ratios)["layer"].values[:SHOWN_LAYERS]
-    return sorted(int(layer) for layer in nearest)
-
-
-def _which_layers(data: xr.Dataset) -> str:
-    """Of which layers `_figure` has a column, where it has not one of each."""
-    if data.sizes["layer"] <= SHOWN_LAYERS:
-        return ""
-    return (
-        f" Of {data.sizes['layer']} layers with learned positions, the {SHOWN_LAYERS} whose copies are nearest to their source."
-    )
-
-
-def _figure(data: xr.Dataset, name: str) -> PaperFigure:
-    """One column per layer: z_i against i of one text above, z_copy against z_source of many below; means of `mirror` in the titles."""
-    layers = _layers_shown(data)
+def _figure(data: xr.Dataset, layers: Sequence[int]) -> PaperFigure:
+    """One panel per layer: z_i against i of one text, with means of `mirror` over many in the titles."""
     means = data["mirror"].sel(weights="trained").mean("prompt")
     colours = span_colours(_PARTS)
     with style():
-        figure = paper_figure(PAGE_WIDTH, 3.7)
-        axes = figure.subplots(2, len(layers), squeeze=False, height_ratios=(1.15, 1))
-        for column, layer in enumerate(layers):
-            of_layer = data.sel(layer=layer)
-            _example(axes[0, column], of_layer)
-            axes[0, column].set_title(f"Layer {layer}")
-            _scatter(axes[1, column], of_layer["pair"])
-            copies, random, elsewhere = (float(means.sel(layer=layer, kind=kind)) for kind in ("copies", "random", "elsewhere"))
-            axes[1, column].set_title(
-                f"|Δz| {copies:.2g}; to others {random:.2g}\nsame word elsewhere {elsewhere:.2g}", fontsize=6
-            )
-        for ax in axes[1]:
-            ax.set_xlabel("z of the word (positions)")
-        axes[0, 0].set_ylabel("position z (positions)")
-        axes[1, 0].set_ylabel("z of the copy (positions)")
-        figure.suptitle(f"{name}: one text above, {counted(data.sizes['prompt'], 'text')} below", x=0.01, ha="left")
+        figure = paper_figure(PAGE_WIDTH, 2.3)
+        axes = figure.subplots(1, len(layers), squeeze=False)[0]
+        for ax, layer in zip(axes, layers, strict=True):
+            _example(ax, data.sel(layer=layer))
+            copies, others = (float(means.sel(layer=layer, kind=kind)) for kind in ("copies", "random"))
+            ax.set_title(f"Layer {layer}: |Δz| {copies:.2g}; others {others:.2g}", fontsize=6)
+        axes[0].set_ylabel("position z (positions)")
         legend_below(
             figure,
             [
                 Patch(facecolor=colours["words"], alpha=0.3, label="words"),
                 Patch(facecolor=colours["generated"], alpha=0.3, label="copies, reversed"),
                 Line2D([], [], color=_LINK, linewidth=0.5, label="joins a word and its copy"),
-                Line2D([], [], color="#222222", linewidth=0.6, linestyle="--", label="same position"),
             ],
         )
     return figure
@@ -366,29 +383,22 @@ def _example(ax: Axes, of_layer: xr.Dataset) -> None:
     ax.grid(axis="y")
 
 
-def _scatter(ax: Axes, pair: xr.DataArray) -> None:
-    copy, source = (pair.sel(end=end).values for end in ("copy", "source"))
-    step = max(1, len(copy) // SHOWN)
-    low, high = float(min(copy.min(), source.min())), float(max(copy.max(), source.max()))
-    room = 0.05 * (high - low) or 1.0
-    ax.plot([low - room, high + room], [low - room, high + room], "--", color="#222222", linewidth=0.6)
-    look: Any = {"markersize": 1.3, "markeredgewidth": 0, "alpha": 0.5, "color": scheme_colour("repo")}
-    ax.plot(source[::step], copy[::step], "o", gid="pairs", **look)
-    ax.set(xlim=(low - room, high + room), ylim=(low - room, high + room))
-    ax.grid()
-
-
-MIRROR = Experiment(
-    "mirror effect",
-    (R2, R3, R3_OF_ALL),
-    Needs(
-        each(can_be_asked_to_mirror),
-        "no checkpoint trained on text reversal, or that reads text, with learned positions in a layer other than 0 was given",
-        ("reversal/repo",),
-        why_not=why_not,
+MIRROR = over_seeds(
+    Experiment(
+        "mirror effect",
+        (R2, R3, R3_OF_ALL, R2_STRENGTH),
+        Needs(
+            each(can_be_asked_to_mirror),
+            "no checkpoint trained on text reversal, or that reads text, with learned positions in a layer other than 0 was given",
+            ("reversal/repo",),
+            otherwise_of={R2_STRENGTH.label: f"needs {FEWEST} seeds of text reversal with weights, and scores of longer texts"},
+            why_not=why_not,
+        ),
+        measure,
+        judge,
+        draw,
+        GPT2,
     ),
-    measure,
-    judge,
-    draw,
-    GPT2,
+    units,
+    across,
 )

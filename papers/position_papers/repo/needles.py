@@ -7,14 +7,13 @@ that task, teacher-forced; one that reads text finds RULER's, generated. YaRN ch
 one training length answer the same prompts, so that differences are taken prompt by prompt - or over seeds where both have several.
 
 Needles that NoPE finds as well say nothing about positions: where NoPE finds 0.9 of them at L there is no verdict, nor where a task of ours
-comes without NoPE. Judged are scores (`haystack`), start layers (`start_layer`) and attention (`attention`).
+comes without NoPE. Judged are scores (`haystack`) and attention (`attention`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -27,11 +26,9 @@ from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import longest_trained, needles, omits_positions, reads_text
 from position_papers.repo.options import Options
 from repo_interp.experiments.generated_scores import found_needles
-from repo_interp.experiments.task_scores import score_map
 from repo_interp.interventions.extension import extended
 from repo_interp.measures.labels import described
 from repo_interp.models.checkpoints import load_model
-from repo_interp.tasks import Prompt
 
 YARN = "yarn"
 METHODS = {PLAIN: "plain", YARN: "YaRN beyond L"}
@@ -49,8 +46,6 @@ NEEDS_POSITIONS = Custom(
     lambda values: not values[NOPE] >= WITHOUT_POSITIONS,
     f"NoPE, where it was given, finds less than {WITHOUT_POSITIONS:g} of them at the training length",
 )
-TOGETHER: Any = {"join": "outer", "coords": "minimal", "compat": "override"}
-"""How maps are joined that may have other depths and lengths."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +54,11 @@ class Searched:
 
     subject: Subject
     scores: xr.Dataset
-    """`score [method, length, prompt]`, `map [method, depth, length]`; method "plain", and "yarn" where a layer rotates."""
+    """`score [method, length, prompt]`; method "plain", and "yarn" where a layer rotates."""
     recorded: Scored | None
     """Scores of the same checkpoint and of its other seeds, where the task is one of ours."""
-    counts: xr.DataArray | None = None
-    """Prompts by `[depth, length]`, where the task is one of ours and its prompts have a depth."""
+    is_unused: bool = False
+    """Whether it is not shown to use the positions that it learns."""
 
     @property
     def name(self) -> str:
@@ -98,20 +93,7 @@ def search(subject: Subject, options: Options, cache: Cache) -> Searched:
     assert scored.live is not None, subject.path
     known = [length for length in lengths if str(length) in scored.test_sets]
     score = scored.live["score"].sel(test_set=[str(length) for length in known]).rename(test_set="length")
-    prompts = {length: subject.prompts(length, options.score_prompts, options.seed) for length in known}
-    return Searched(subject, _with_map(score.assign_coords(length=known), prompts), scored, _counts(prompts))
-
-
-def _counts(prompts: Mapping[int, Sequence[Prompt]]) -> xr.DataArray | None:
-    """How many prompts there are by `[depth, length]`, depths to the nearest ten per cent as in `score_map`; None where one has none."""
-    if any(prompt.attributes.get("depth") is None for asked in prompts.values() for prompt in asked):
-        return None
-    depths = {
-        length: [10 * round(float(prompt.attributes["depth"]) / 10) for prompt in asked] for length, asked in prompts.items()
-    }
-    known = sorted({depth for of_length in depths.values() for depth in of_length})
-    counts = [[of_length.count(depth) for of_length in depths.values()] for depth in known]
-    return xr.DataArray(counts, {"depth": known, "length": list(depths)}, ("depth", "length"))
+    return Searched(subject, score.assign_coords(length=known).to_dataset(name="score"), scored)
 
 
 def _ruler(subject: Subject, options: Options, lengths: Sequence[int], rotates: bool) -> xr.Dataset:
@@ -129,39 +111,18 @@ def _ruler(subject: Subject, options: Options, lengths: Sequence[int], rotates: 
             with extended(model, method, length, subject.training_length):
                 values[row, column] = found_needles(model, subject.tokenizer, prompts[length], options.batch_size)
     coords = {"method": methods, "length": list(lengths), "prompt": np.arange(count)}
-    return _with_map(xr.DataArray(values, coords, ("method", "length", "prompt")), prompts)
+    score = xr.DataArray(values, coords, ("method", "length", "prompt"))
+    return described(score, "share of the needles found", "1").to_dataset(name="score")
 
 
-def _with_map(score: xr.DataArray, prompts: Mapping[int, Sequence[Prompt]]) -> xr.Dataset:
-    """`score [method, length, prompt]` with its means over depth and length; without them where prompts have no one depth."""
-    score = described(score.transpose("method", "length", "prompt"), "share of the needles found", "1")
-    asked = [prompt for length in score["length"].values for prompt in prompts[int(length)]]
-    if any(prompt.attributes.get("depth") is None for prompt in asked):
-        return score.to_dataset(name="score")
-    maps = [
-        score_map(asked, score.sel({"method": method}).values.ravel(), ("depth", "length")) for method in score["method"].values
-    ]
-    methods = xr.IndexVariable("method", score["method"].values)
-    by_method = xr.concat([part for part in maps if part is not None], dim=methods, **TOGETHER)
-    return score.to_dataset(name="score").assign(map=described(by_method, "share of the needles found", "1"))
-
-
-@dataclass(frozen=True)
-class WithoutPositions:
-    """What NoPE finds of the same needles."""
-
-    share: float
-    """At the training length; NaN where there is no NoPE."""
-    why_not: str
-    """Why needles say nothing about positions: NoPE finds them too, or a task of ours comes without it; empty where they do."""
-
-
-def found_without_positions(searched: Sequence[Searched]) -> WithoutPositions:
-    """What the first of `searched` with NoPE finds."""
+def found_without_positions(searched: Sequence[Searched]) -> tuple[float, str]:
+    """The share of needles that the first of `searched` with NoPE finds at the training length, NaN where there is none; and why needles
+    say nothing about positions: NoPE finds them too, or a task of ours comes without it; empty where they do.
+    """
     nope = next((each for each in searched if omits_positions(each.subject.layout)), None)
     if nope is None:
         ours = any(each.recorded is not None for each in searched)
-        return WithoutPositions(np.nan, "no NoPE was given to show that the task needs positions" if ours else "")
+        return np.nan, "no NoPE was given to show that the task needs positions" if ours else ""
     share = nope.sample([nope.subject.training_length], PLAIN).mean
     solved = f"{nope.name} finds {share:.3f} without positions, so the task needs none"
-    return WithoutPositions(share, "" if NEEDS_POSITIONS.holds({NOPE: share}) else solved)
+    return share, "" if NEEDS_POSITIONS.holds({NOPE: share}) else solved

@@ -6,13 +6,12 @@ Checkpoints without weights take part with their recorded scores.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import Claim, Verdict, verdict
 from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
 from position_papers.kit.rules import Above, AtLeast
-from position_papers.kit.samples import between, numbers_of
+from position_papers.kit.samples import between, in_words, numbers_of
 from position_papers.kit.scores import Scored, ScoreOptions, note, of_tasks, score_subject, score_table
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import GPT2
@@ -54,45 +53,40 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list
 
 def judge(scored: Sequence[Scored]) -> Iterator[Verdict]:
     """Every checkpoint at the lengths trained on; RePo's beside those of RoPE and NoPE at longer ones."""
-    lengths = _lengths(scored)
-    if lengths.trained:
-        yield from (_near_perfect(checkpoint, lengths.trained) for checkpoint in scored)
+    trained, longer = _lengths(scored)
+    if trained:
+        yield from (_near_perfect(checkpoint, trained) for checkpoint in scored)
     rivals = [checkpoint for checkpoint in scored if checkpoint.layout in ("rope", "nope")]
-    if rivals and lengths.longer:
-        yield from (_above(each, rivals, lengths.longer) for each in scored if each.layout.startswith("repo"))
+    if rivals and longer:
+        yield from (_above(each, rivals, longer) for each in scored if each.layout.startswith("repo"))
 
 
 def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
     """Fig. 7."""
-    lengths = _lengths(scored)
-    sets = [*lengths.trained, *lengths.longer]
+    sets, longest = [name for names in _lengths(scored) for name in names], _task(scored).longest
     table = score_table(scored, sets)
-    data = table.assign_coords(test_set=[int(name) for name in sets]).assign_attrs(axis="words", training_length=lengths.longest)
+    data = table.assign_coords(test_set=[int(name) for name in sets]).assign_attrs(axis="words", training_length=longest)
     yield Drawing(
         "reversal_by_length",
         score_by_length(data),
         f"Text reversal: exact match by number of words (RePo fig. 7), {scored[0].sample(sets[:1]).count} texts per length. Line: mean "
-        f"over seeds; small dots: each seed. Dotted: longest text trained on ({lengths.longest} words).",
+        f"over seeds; small dots: each seed. Dotted: longest text trained on ({longest} words).",
         data,
     )
 
 
-class _Lengths(NamedTuple):
-    """Numbers of words that every checkpoint has scores of, ascending, as names of test sets."""
-
-    trained: list[str]
-    longer: list[str]
-    longest: int
-    """Longest text trained on."""
-
-
-def _lengths(scored: Sequence[Scored]) -> _Lengths:
+def _task(scored: Sequence[Scored]) -> Reversal:
     task = configured_task(scored[0].configuration)
     assert isinstance(task, Reversal)
+    return task
+
+
+def _lengths(scored: Sequence[Scored]) -> tuple[list[str], list[str]]:
+    """The numbers of words trained on and the longer ones that every checkpoint has scores of, ascending, as names of test sets."""
+    task = _task(scored)
     lengths = range(task.shortest, task.longest_test + 1)
     sets = [str(length) for length in lengths if all(str(length) in checkpoint.test_sets for checkpoint in scored)]
-    trained = [name for name in sets if int(name) <= task.longest]
-    return _Lengths(trained, sets[len(trained) :], task.longest)
+    return [name for name in sets if int(name) <= task.longest], [name for name in sets if int(name) > task.longest]
 
 
 def _near_perfect(checkpoint: Scored, trained: Sequence[str]) -> Verdict:
@@ -114,10 +108,6 @@ def _above(checkpoint: Scored, rivals: Sequence[Scored], longer: Sequence[str]) 
     differences = {name: between(own, sample) for name, sample in samples.items()}
     layouts = {scheme_name(rival.layout): rival.name for rival in reversed(rivals)}  # the first of each scheme stands for it
     others = {name: difference for name, difference in differences.items() if name not in layouts.values()}
-    texts = [
-        f"above {name} by {difference.margin:+.3f} (standard error {difference.standard_error:.2g} over {difference.over})"
-        for name, difference in differences.items()
-    ]
     return verdict(
         R1,
         checkpoint.name,
@@ -126,7 +116,11 @@ def _above(checkpoint: Scored, rivals: Sequence[Scored], longer: Sequence[str]) 
         own.mean,
         **numbers_of(own),
         control=", ".join(f"{name} {sample.mean:.3f} ({counted(len(sample.seeds), 'seed')})" for name, sample in samples.items()),
-        note=note([checkpoint, *rivals], *texts, "" if set(RIVALS) <= set(layouts) else "RoPE or NoPE is missing"),
+        note=note(
+            [checkpoint, *rivals],
+            in_words(differences, "above", ""),
+            "" if set(RIVALS) <= set(layouts) else "RoPE or NoPE is missing",
+        ),
     )
 
 

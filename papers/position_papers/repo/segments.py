@@ -1,46 +1,44 @@
-"""Whether learned positions follow the structure of a prompt (RePo app. D, fig. 8): R8, on few-shot examples and on lines of code.
+"""Whether learned positions follow the structure of a prompt (RePo app. D, fig. 8): R8, on few-shot examples.
 
     variance_between, boundary_f1 of every learned head (measures.segments), each against shuffled edges of the same prompt
+    outlying   |z - median of the head's positions| > 5 times their median absolute deviation: share of punctuation and function words
 
-A checkpoint of our tasks that knows no text is left out. Few-shot prompts are sentences with labels in the checkpoint's own tokens: five of
-them and then meaningless sentences, or - as the paper's prompts are - as many as fit. Code is held-out text of its corpus, where it was
-trained on one; the paper has no such prompts. The paper draws single heads (fig. 8b), so the claim is judged by how many heads follow the
-examples, beside random weights; the mean over all heads is a part of its own.
+A checkpoint of our tasks that knows no text is left out. Prompts are sentences with labels in the checkpoint's own tokens, as many as fit.
+The paper draws single heads (fig. 8b), so the claim is judged by how many heads follow the examples, beside random weights; the mean over
+heads is a part of its own.
 """
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import Claim, Verdict, verdict
 from position_papers.kit.differences import paired_difference
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.learned_positions import why_not
-from position_papers.kit.rules import Above, All, BeyondNull, Observed, beside_null
+from position_papers.kit.rules import Above, All, BeyondNull, Observed, Significant, beside_null
+from position_papers.kit.samples import in_words
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import OLMO
 from position_papers.repo.options import Options
+from position_papers.repo.seeds import over_seeds
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
 from repo_interp.measures.labels import described
 from repo_interp.measures.segments import Segments
 from repo_interp.models.load import load
-from repo_interp.plots.marks.drawing import legend_below
-from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, style
-from repo_interp.plots.views.positions import draw_positions
-from repo_interp.plots.views.segments import SHADE, shade_segments
+from repo_interp.plots.views.segments import heads_by_segments, segment_positions, segment_scores
 from repo_interp.tasks import Prompt, few_shot_prompts
 
-SHOTS = 5
+FEWEST = 5
+"""Examples of a few-shot prompt."""
 SHUFFLED = "shuffled segment edges"
 SCORES = {
     "variance_between": Above("the share of position variance between segments, mean over the learned heads,", (SHUFFLED,)),
@@ -52,87 +50,61 @@ BESIDE_TWINS = {
     "boundary_f1": "the boundary F1 of position jumps, above that of shuffled edges,",
 }
 """The same scores, as they are set beside random weights, whose positions may lie above shuffled edges, too: they follow the tokens."""
-BEYOND_TWINS = "beyond random weights"
 FOLLOWS = 0.05
 """Share of shuffles that do as well, mean over prompts, up to which a head is said to follow its segments."""
 FOLLOWING = BeyondNull("the number of heads whose variance between examples beats 95 % of the shuffles, mean over prompts,", 0.95)
-R8 = Claim(
-    "R8",
-    "positions of some heads align with the examples of a few-shot prompt",
-    "RePo fig. 8b",
-    "figure",
-    FOLLOWING,
-)
+R8 = Claim("R8", "positions of some heads align with the examples of a few-shot prompt", "RePo fig. 8b", "figure", FOLLOWING)
 R8_MEAN = Claim(
     "R8",
-    "positions align with the examples of a few-shot prompt, mean over heads",
+    "positions align with the examples of a few-shot prompt, mean over heads, more than with random weights",
     "RePo fig. 8",
     "figure",
-    All(*SCORES.values()),
-    part="mean over heads",
-    also=(f"mean over heads, {BEYOND_TWINS}",),
+    All(*SCORES.values(), *(BeyondNull(quantity, 0.95) for quantity in BESIDE_TWINS.values())),
+    "mean over heads",
 )
-R8_CODE = Claim(
+OUTLYING = "the share of punctuation and function words among outlying positions less that among all tokens, over prompts,"
+R8_OUTLYING = Claim(
     "R8",
-    "positions align with the lines of code, mean over heads",
-    "ours",
-    "none",
-    R8_MEAN.rule,
-    part="lines of code",
-    also=(f"lines of code, {BEYOND_TWINS}",),
+    "outlying positions belong to punctuation and function words",
+    "RePo fig. 8c",
+    "examples: . and such",
+    Significant(OUTLYING),
+    "outlying positions",
 )
-R8_THROUGHOUT = Claim(
-    "R8",
-    R8_MEAN.statement + ", of prompts that have nothing else",
-    R8_MEAN.source,
-    R8_MEAN.paper_number,
-    R8_MEAN.rule,
-    part="examples throughout",
-    also=(f"examples throughout, {BEYOND_TWINS}",),
-)
-
-
-def _beyond_twins(claim: Claim) -> Claim:
-    rules = (BeyondNull(quantity, 0.95) for quantity in BESIDE_TWINS.values())
-    return Claim(
-        "R8",
-        f"{claim.statement}, more than with random weights",
-        R8_MEAN.source,
-        "none",
-        All(R8_MEAN.rule, *rules),
-        claim.also[0],
+FUNCTION_WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        "a an the this that these those such some any all both each every no not nor and or but if so as than then of in on at by for "
+        "from to with into onto over under about after before between through during without within is are was were be been being am "
+        "do does did has have had will would can could may might must shall should i you he she it we they me him her us them my your "
+        "his its our their who whom whose which what when where why how there here also too very just only",
     )
-
-
-EXAMPLES, THROUGHOUT, LINES = "examples", "examples throughout", "lines"
-CLAIMS: Mapping[str, Claim] = {EXAMPLES: R8_MEAN, LINES: R8_CODE, THROUGHOUT: R8_THROUGHOUT}
-"""By kind of prompt."""
-BESIDE_NULL = {claim: _beyond_twins(claim) for claim in CLAIMS.values()}
-SEGMENTS_OF = {EXAMPLES: EXAMPLES, LINES: LINES, THROUGHOUT: EXAMPLES}
-"""The kind of segment, as `measures.segments` knows it, by kind of prompt."""
+)
+FARTHEST = 5.0
+"""Median absolute deviations of a head's positions; about 3.4 standard deviations of a normal sample."""
+EXAMPLES = "examples"
+"""The kind of segment, as `measures.segments` knows it."""
+NAMES = [*(name for score in SCORES for name in (score, f"{score}_shuffled")), "variance_between_chance"]
+"""The variables of `measures.segments` that are read."""
 
 
 # ---- measured -------------------------------------------------------------------------------------------------------
 
 
-def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> dict[str, xr.Dataset] | None:
-    """What `_scores` measures of one checkpoint by kind of prompt; None where it can be given no prompts of any kind."""
+def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.DataTree | None:
+    """What `_scores` measures of one checkpoint; None where it can be given no prompts."""
     (subject,) = subjects
-    by_kind = {}
-    for kind in CLAIMS:
-        prompts = segment_prompts(subject, kind, options)
-        if prompts:
-            depends = {"kind": kind, "prompts": options.prompts, "controls": options.controls}
-            data = subject.measured(cache, _scores, options, SEGMENTS_OF[kind], prompts, **depends)
-            by_kind[kind] = data.assign_attrs(checkpoint=subject.name, stem=subject.stem, training_length=subject.training_length)
-    return by_kind or None
+    prompts = prompts_for(subject, options)
+    if not prompts:
+        return None
+    tree = subject.measured_groups(cache, _scores, options, prompts, prompts=options.prompts, controls=options.controls)
+    tree.attrs = {"checkpoint": subject.name, "stem": subject.stem, "training_length": subject.training_length}
+    return tree
 
 
-def segment_prompts(subject: Subject, kind: str, options: Options) -> list[Prompt]:
-    """Prompts of a kind that `CLAIMS` has; empty where the checkpoint can be given none."""
+def prompts_for(subject: Subject, options: Options) -> list[Prompt]:
+    """Few-shot prompts with as many examples as fit; empty where fewer than five do."""
     length = subject.training_length
-    if kind == LINES:
-        return subject.prompts(length, options.prompts, options.seed) if subject.kind == "language" else []
 
     def few_shot(shots: int) -> list[Prompt]:
         try:
@@ -140,47 +112,88 @@ def segment_prompts(subject: Subject, kind: str, options: Options) -> list[Promp
         except InputError:  # the examples are longer than what the checkpoint was trained on, or more than there are
             return []
 
-    if kind == EXAMPLES:
-        return few_shot(SHOTS)
-    most = bisect_left(range(SHOTS + 1, length), True, key=lambda shots: not few_shot(shots)) + SHOTS
-    return few_shot(most)
+    fitting = bisect_left(range(FEWEST, length), True, key=lambda shots: not few_shot(shots))
+    return few_shot(FEWEST + fitting - 1) if fitting else []
 
 
-def _scores(subject: Subject, options: Options, kind: str, prompts: Sequence[Prompt]) -> xr.Dataset:
-    """Scores [weights, prompt, layer, head], the segments of the first prompt, and its positions in the trained weights."""
-    segments: Any = Segments(kinds=(kind,), seed=options.seed)
+def _scores(subject: Subject, options: Options, prompts: Sequence[Prompt]) -> xr.DataTree:
+    """The groups `segments`, of the trained weights; `positions`, of the first prompt; and `scores`: those that count, by weights, with
+    what `_outlying` gives.
+    """
+    segments: Any = Segments(kinds=(EXAMPLES,), seed=options.seed)
     by_weights = {}
     for name, bridge in subject.bridges(options):
         run = analyze(bridge, prompts, [segments], subject.learned, batch_size=options.batch_size)
-        by_weights[name] = run["segments"].to_dataset().sel(kind=kind, drop=True).drop_vars("segment")
+        by_weights[name] = run["segments"].to_dataset()
     scores = xr.concat(
-        list(by_weights.values()),
+        [each[NAMES].sel(kind=EXAMPLES, drop=True) for each in by_weights.values()],
         dim=xr.IndexVariable("weights", list(by_weights)),
-        data_vars="all",
         join="exact",
         coords="minimal",
         compat="override",
     )
-    first = analyze(load(subject.path, options.device), prompts[:1], ("positions", segments), subject.learned)
-    positions = first["positions"].to_dataset()
-    labels = first["segments"].to_dataset()["segment"].sel(kind=kind, drop=True).isel(prompt=0, drop=True)
-    return scores.drop_attrs(deep=False).assign(
-        example=described(
-            positions["position"].isel(prompt=0, drop=True), "position of each token of the first prompt", "positions"
-        ),
-        example_segment=described(labels, "segment of each token of the first prompt, -1 for none", "1"),
+    run = analyze(load(subject.path, options.device), prompts, ("positions",), subject.learned, batch_size=options.batch_size)
+    positions = run["positions"].to_dataset()
+    return xr.DataTree.from_dict(
+        {
+            "segments": by_weights["trained"],
+            "positions": positions.isel(prompt=slice(1)),
+            "scores": scores.assign(_outlying(positions["position"], prompts, subject.tokenizer)),
+        }
+    )
+
+
+def _outlying(position: xr.DataArray, prompts: Sequence[Prompt], tokenizer: Any) -> xr.Dataset:
+    """`function_words [prompt, tokens]`: the share of punctuation and function words among a prompt's outlying positions, of all learned
+    heads, and among all its tokens; `negative [layer, head]`, the share of positions below 0.
+    """
+    z = position.transpose("prompt", "layer", "head", "token")
+    away = abs(z - z.median("token"))
+    outlying = (away > FARTHEST * away.median("token")).values
+    shares = np.full((len(prompts), 2), np.nan)
+    for row, prompt in enumerate(prompts):
+        words = [tokenizer.decode([token]).strip().lower() for token in prompt.tokens]
+        plain = np.array([word in FUNCTION_WORDS or not any(map(str.isalnum, word)) for word in words])
+        count = outlying[row, ..., : len(plain)].sum((0, 1))
+        shares[row] = (plain @ count) / count.sum() if count.any() else np.nan, plain.mean()
+    words = xr.DataArray(shares, {"prompt": z["prompt"], "tokens": ["outlying", "all"]}, ("prompt", "tokens"))
+    negative = (z < 0).sum(("prompt", "token")) / z.count(("prompt", "token"))
+    return xr.Dataset(
+        {
+            "function_words": described(words, "share of punctuation and function words", "1"),
+            "negative": described(negative, "share of positions below 0", "1"),
+        }
     )
 
 
 # ---- judged ---------------------------------------------------------------------------------------------------------
 
 
-def judge(by_kind: Mapping[str, xr.Dataset]) -> Iterator[Verdict]:
-    """R8 by heads where examples fill the prompt, as in the paper, and its means over heads by kind of prompt."""
-    if THROUGHOUT in by_kind:
-        yield _by_heads(by_kind[THROUGHOUT])
-    for kind, data in by_kind.items():
-        yield from _aligned(data, kind)
+def judge(tree: xr.DataTree) -> Iterator[Verdict]:
+    """R8 by heads, by what lies apart, and its mean over heads."""
+    data = tree["scores"].to_dataset().assign_attrs(tree.attrs)
+    yield _by_heads(data)
+    yield _apart(data)
+    yield _aligned(data)
+
+
+def _apart(data: xr.Dataset) -> Verdict:
+    """R8 (outlying positions), prompt by prompt."""
+    shares = data["function_words"].dropna("prompt")
+    apart, every = (shares.sel(tokens=tokens).values for tokens in ("outlying", "all"))
+    more = paired_difference(apart, every) if len(apart) else None
+    return verdict(
+        R8_OUTLYING,
+        data.attrs["checkpoint"],
+        "share of punctuation and function words among outlying positions",
+        {OUTLYING: more},
+        float(apart.mean()) if len(apart) else np.nan,
+        float(apart.std(ddof=1)) if len(apart) > 1 else None,
+        "prompts",
+        len(apart),
+        f"all tokens {every.mean():.3f}" if len(apart) else "",
+        f"negative positions in {int((data['negative'] > 0).sum())} of {data['negative'].size} heads",
+    )
 
 
 def _by_heads(data: xr.Dataset) -> Verdict:
@@ -203,136 +216,68 @@ def _by_heads(data: xr.Dataset) -> Verdict:
     )
 
 
-def _aligned(data: xr.Dataset, kind: str) -> Iterator[Verdict]:
-    """R8 for one kind of prompt: scores beside those of shuffled edges, over prompts; and how far above them beside random weights."""
+def _aligned(data: xr.Dataset) -> Verdict:
+    """R8 (mean over heads): scores beside those of shuffled edges, over prompts; and how far above them beside random weights."""
     trained = data.sel(weights="trained")
-    means = {name: trained[name].mean(("layer", "head")).values for score in SCORES for name in (score, f"{score}_shuffled")}
-    known = _known(trained)
-    above = {score: paired_difference(means[score][known], means[f"{score}_shuffled"][known]) for score in SCORES}
-    own = means["variance_between"][known]
-    random = [
-        ", ".join(f"{float(data[score].sel(weights=name).mean()):.3f}" for score in SCORES) for name in data["weights"].values[1:]
-    ]
-    chance = trained["variance_between_chance"].mean("prompt")
-    judged = verdict(
-        CLAIMS[kind],
+    means = {name: trained[name].mean(("layer", "head")).values for name in NAMES[:-1]}
+    above = {score: paired_difference(means[score], means[f"{score}_shuffled"]) for score in SCORES}
+    own = means["variance_between"]
+    excess = {score: (data[score] - data[f"{score}_shuffled"]).mean(("prompt", "layer", "head")).values for score in SCORES}
+    beside = {score: Observed(float(each[0]), each[1:]) for score, each in excess.items()}
+    return verdict(
+        R8_MEAN,
         data.attrs["checkpoint"],
-        f"share of position variance between {SEGMENTS_OF[kind]}, mean over learned heads",
-        {rule.quantity: {SHUFFLED: above[score]} for score, rule in SCORES.items()},
+        "share of position variance between examples, mean over learned heads",
+        {rule.quantity: {SHUFFLED: above[score]} for score, rule in SCORES.items()}
+        | {quantity: beside[score] for score, quantity in BESIDE_TWINS.items()},
         float(own.mean()),
         float(own.std(ddof=1)),
         "prompts",
-        int(known.sum()),
-        f"shuffled edges {means['variance_between_shuffled'][known].mean():.3f}; token index "
-        f"{float(trained['variance_between_index'].mean()):.3f}; random weights (variance, F1): {'; '.join(random)}",
-        f"above shuffled by {above['variance_between'].margin:+.3f} (standard error {above['variance_between'].standard_error:.2g}); "
-        f"boundary F1 {means['boundary_f1'][known].mean():.3f}, above shuffled by {above['boundary_f1'].margin:+.3f} (standard error "
-        f"{above['boundary_f1'].standard_error:.2g}); heads that beat 95 % of the shuffles on average: "
-        f"{int((chance <= FOLLOWS).sum())} of {chance.size}",
+        len(own),
+        f"shuffled edges {means['variance_between_shuffled'].mean():.3f}",
+        [
+            f"{name}: {in_words({'shuffled edges': above[score]}, 'above', '')}; beside random weights {beside_null(beside[score])}"
+            for score, name in (("variance_between", "variance"), ("boundary_f1", "boundary F1"))
+        ],
     )
-    yield judged
-    excess = {score: data[score] - data[f"{score}_shuffled"] for score in SCORES}
-    by_weights = {score: each.isel(prompt=known).mean(("prompt", "layer", "head")) for score, each in excess.items()}
-    beside = {score: Observed(float(each[0]), each.values[1:]) for score, each in by_weights.items()}
-    values = {BESIDE_TWINS[score]: observed for score, observed in beside.items()}
-    yield judged.on(BESIDE_NULL[CLAIMS[kind]], values, *(f"{name} {beside_null(observed)}" for name, observed in values.items()))
-
-
-def _known(trained: xr.Dataset) -> np.ndarray:
-    """Which prompts have scores: one with fewer than two segments has no edges to follow."""
-    names = [name for score in SCORES for name in (score, f"{score}_shuffled")]
-    scores = np.array([trained[name].mean(("layer", "head")).values for name in names])
-    return np.asarray(np.isfinite(scores).all(axis=0))
 
 
 # ---- drawn ----------------------------------------------------------------------------------------------------------
 
-_TEXTS = {
-    EXAMPLES: f"few-shot prompts of {SHOTS} examples",
-    LINES: "held-out code",
-    THROUGHOUT: "few-shot prompts with as many examples as fit",
-}
+
+def draw(tree: xr.DataTree) -> Iterator[Drawing]:
+    """Fig. 8: all heads, and the one that follows the examples of the first prompt most."""
+    stem = tree.attrs["stem"]
+    texts = f"{tree.attrs['checkpoint']}: positions and the examples of few-shot prompts of up to {tree.attrs['training_length']} tokens"
+    yield Drawing(
+        f"segments_{stem}",
+        segment_scores(tree, EXAMPLES),
+        f"{texts}. Every learned head, mean over prompts, against shuffled edges (RePo fig. 8, measured).",
+        tree["scores"].to_dataset(),
+    )
+    layer, head = heads_by_segments(tree["segments"].to_dataset(), EXAMPLES)[0]
+    yield Drawing(
+        f"segments_best_head_{stem}",
+        segment_positions(tree, layer, head, kind=EXAMPLES),
+        f"{texts}: the first prompt, and the head whose variance lies most between examples, above shuffled edges (RePo fig. 8b).",
+        tree["positions"].to_dataset()[["position"]].sel(layer=[layer], head=[head]),
+    )
 
 
-def draw(by_kind: Mapping[str, xr.Dataset]) -> Iterator[Drawing]:
-    """Fig. 8."""
-    for kind, data in by_kind.items():
-        name, segments = data.attrs["checkpoint"], SEGMENTS_OF[kind]
-        yield Drawing(
-            f"segments_{kind.replace(' ', '_')}_{data.attrs['stem']}",
-            _figure(data, name, segments),
-            f"{name}: positions and {segments} of {_TEXTS[kind]}, up to {data.attrs['training_length']} tokens. Left: the head whose "
-            f"variance lies most between {segments}, above shuffled edges (RePo fig. 8), on the first prompt; bands: {segments}. Right: "
-            f"every learned head, mean over {int(_known(data.sel(weights='trained')).sum())} prompts, against shuffled edges; hollow: "
-            "random weights.",
-            data,
-        )
-
-
-def _figure(data: xr.Dataset, name: str, kind: str) -> PaperFigure:
-    """The positions of the head that follows segments most on one prompt, and two panels with all learned heads."""
-    trained = data.sel(weights="trained")
-    excess = (trained["variance_between"] - trained["variance_between_shuffled"]).mean("prompt").transpose("layer", "head")
-    row, column = np.unravel_index(int(np.nanargmax(excess.values)), excess.shape)
-    layer, head = int(excess["layer"].values[row]), int(excess["head"].values[column])
-    scheme = str(data["scheme"].values[row]) if "scheme" in data.coords else "repo"
-    colour = scheme_colour(scheme)
-    with style():
-        figure = paper_figure(PAGE_WIDTH, 2.3)
-        left, middle, right = figure.subplots(1, 3, width_ratios=(2.2, 1, 1))
-        first = data[["example", "example_segment"]].dropna("token", subset=["example_segment"])  # others may be longer
-        draw_positions(left, first["example"].sel(layer=layer, head=head).values, colour)
-        shade_segments(left, first["example_segment"].values)
-        left.set(xlabel="token", ylabel="position z (positions)")
-        left.set_title(f"{name}, layer {layer}, head {head}")
-        for ax, score, title in ((middle, "variance_between", f"Variance between {kind}"), (right, "boundary_f1", "Boundary F1")):
-            _against(ax, data, score, colour)
-            ax.set_title(title)
-        middle.set_ylabel("measured")
-        dot: Any = {"linestyle": "none", "marker": "o", "markersize": 3}
-        legend_below(
-            figure,
-            [
-                Patch(facecolor=SHADE, alpha=0.3, label=f"every second of the {kind}"),
-                Line2D([], [], color=colour, label="a head", **dot),
-                Line2D([], [], color="#5A5A5A", markerfacecolor="none", label="a head, random weights", **dot),
-                Line2D([], [], color="#222222", linewidth=0.6, linestyle="--", label="as shuffled edges"),
-            ],
-        )
-    return figure
-
-
-def _against(ax: Axes, data: xr.Dataset, score: str, colour: str) -> None:
-    """Every head's score over that of shuffled edges: trained weights in `colour`, twins grey."""
-    means = data[[score, f"{score}_shuffled"]].mean("prompt")
-    for weights in reversed(data["weights"].values.astype(str).tolist()):
-        of_weights = means.sel(weights=weights)
-        look = (
-            {"color": colour, "markeredgewidth": 0} if weights == "trained" else {"color": "#5A5A5A", "markerfacecolor": "none"}
-        )
-        x, y = of_weights[f"{score}_shuffled"].values.ravel(), of_weights[score].values.ravel()
-        ax.plot(x, y, "o", markersize=3, **{"markeredgewidth": 0.6, **look}, gid=f"heads {weights}")
-    top = 1.08 * max(float(np.nanmax(means[name].values)) for name in means)
-    ax.plot([0, top], [0, top], "--", color="#222222", linewidth=0.6)
-    ax.set(xlim=(0, top), ylim=(0, top), xlabel="shuffled edges")
-    ax.grid()
-
-
-SEGMENTS = Experiment(
-    "segments",
-    (R8, *CLAIMS.values(), *BESIDE_NULL.values()),
-    Needs(
-        each(lambda subject: bool(subject.learned) and subject.kind in ("language", "text")),
-        "no checkpoint with learned positions that knows text was given, or its training length is too short for five examples",
-        ("language/repo",),
-        otherwise_of={
-            claim.label: "no language model with learned positions and a corpus was given"
-            for claim in (R8_CODE, BESIDE_NULL[R8_CODE])
-        },
-        why_not=why_not,
+SEGMENTS = over_seeds(
+    Experiment(
+        "segments",
+        (R8, R8_OUTLYING, R8_MEAN),
+        Needs(
+            each(lambda subject: bool(subject.learned) and subject.kind in ("language", "text")),
+            "no checkpoint with learned positions that knows text was given, or its training length is too short for five examples",
+            ("language/repo",),
+            why_not=why_not,
+        ),
+        measure,
+        judge,
+        draw,
+        OLMO,
     ),
-    measure,
-    judge,
-    draw,
-    OLMO,
+    lambda tree: xr.Dataset(),
 )
