@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -101,20 +100,6 @@ def test_report_and_figures_are_there(results):
     figures = {path.suffix for path in (results / "figures").iterdir()}
     assert figures == {".png"}
     assert sorted(path.name for path in results.iterdir()) == ["figures", "report.html", "run.nc"]
-
-
-@pytest.mark.usefixtures("no_pictures")
-def test_an_output_that_is_there_is_replaced_only_when_asked_and_then_by_the_same_bytes(results, prompts_file, tmp_path, capsys):
-    again = shutil.copytree(results, tmp_path / "again")
-    command = ["analyze", *AUTHORS, "--prompts", str(prompts_file), "--out", str(again)]
-    written = {path: path.stat().st_mtime_ns for path in again.rglob("*") if path.is_file()}
-    assert main(command) == 2
-    assert "holds results already; give another --out, or --overwrite" in capsys.readouterr().err
-    assert {path: path.stat().st_mtime_ns for path in again.rglob("*") if path.is_file()} == written
-    assert main([*command, "--overwrite"]) == 0
-    for path in written:
-        assert path.stat().st_mtime_ns != written[path]
-        assert path.read_bytes() == (results / path.relative_to(again)).read_bytes(), path.name
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -71,15 +71,6 @@ def test_a_second_writer_of_one_directory_is_refused_and_a_killed_one_holds_noth
     assert sorted(tree(tmp_path / "out")) == ["figures/value.png", "report.html", "run.nc"]
 
 
-def test_two_analyses_at_once_leave_two_whole_results(tmp_path):
-    """Without --out, started together on the same checkpoint: the very case in which both were lost."""
-    command = ["analyze", "reversal/repo", "--length", "8", "--count", "1", "--measures", "positions"]
-    for done in [process.wait() for process in [Forked(lambda: main(command), tmp_path) for _ in range(2)]]:
-        assert [line for line in done.stderr.splitlines() if not line.endswith(" so far")] == [] and done.returncode == 0
-    first, second = tree(tmp_path / "runs" / "reversal-repo"), tree(tmp_path / "runs" / "reversal-repo-2")
-    assert first == second and {"run.nc", "report.html"} < set(first)
-
-
 def test_results_are_replaced_as_a_whole_and_only_when_asked(tmp_path):
     def draw_other(run, page, figures):
         figures.mkdir()

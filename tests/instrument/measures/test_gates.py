@@ -271,21 +271,6 @@ def test_a_layer_that_counts_nothing_has_no_gate_features():
     assert [inputs.gate_features for inputs in seen] == [None] * 3
 
 
-def test_values_that_are_not_finite_are_named():
-    model = awake("cope", {"gates": "values"})
-    next(attentions(model)).module.v_proj.weight.data[0, 0] = math.nan
-    with pytest.raises(InputError, match="gate_features of layer 0, key-value head 0 in prompt 0 are NaN or infinite"):
-        capture(model, TOKENS, torch.ones(2, 20).bool(), torch.arange(2), lambda inputs: None)
-
-
-def test_bfloat16_gates_are_counted_in_float32():
-    seen = []
-    model = awake("cope", {"gates": "separate_keys"}).to(torch.bfloat16)
-    capture(model, TOKENS, torch.ones(2, 20).bool(), torch.arange(2), seen.append)
-    assert seen[0].gate_features.dtype == torch.float32
-    assert gates_of_rows(seen[0], torch.arange(20)).dtype == torch.float32
-
-
 # through analyze ------------------------------------------------------------------------------------------------------------------
 
 WORDS = ["Some", " words", " here", ".", " More", " words", "\n", "New", " line", "\n\n", "A", " paragraph", ".", " End", "."]

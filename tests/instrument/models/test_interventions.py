@@ -49,6 +49,16 @@ CASES = {
     "set": lambda model, **where: iv.set_positions(model, 1, 2, lambda positions: positions * 2 + 1),
     "replaced": lambda model, **where: iv.replaced(model, lambda positions, here: positions**2, **where),
 }
+FORWARD = {
+    **{name: CASES[name] for name in ("linearised", "frozen", "swapped heads", "scaled", "set", "transplanted")},
+    "exchanged keys": lambda model: iv.exchanged_keys(model, {1: torch.arange(19, -1, -1).expand(2, -1)}),
+    "moved keys": lambda model: iv.moved_keys(model, {0: lambda z: -0.5 * z, 1: lambda z: 0.3 * z}),
+    "interpolated": lambda model: iv.interpolated(model, 2.0),
+    "yarn": lambda model: iv.yarn(model, 4.0, 8),
+    "lm_infinite": lambda model: iv.lm_infinite(model, 6, 2),
+    "patching": patching._named_shortly,
+}
+ALL = CASES | FORWARD
 SCHEMES = ("rope", "repo", "repo head", "repo layer")
 
 
@@ -91,7 +101,7 @@ def test_what_it_does_changes_something(case, repo):
     assert not torch.allclose(logits(repo, CASES[case](repo)), logits(repo), atol=1e-4)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ALL)
 def test_an_error_inside_leaves_nothing_behind(case, repo):
     bridge = ri.bridge(deepcopy(repo))
     bridge(TOKENS)  # a bridge attaches hooks of its own in its first pass
@@ -100,7 +110,7 @@ def test_an_error_inside_leaves_nothing_behind(case, repo):
     def fail(positions, hook):
         raise RuntimeError("in the midst of a pass")
 
-    with pytest.raises(RuntimeError, match="in the midst"), CASES[case](bridge):
+    with pytest.raises(RuntimeError, match="in the midst"), ALL[case](bridge):
         bridge.run_with_hooks(TOKENS, fwd_hooks=[("blocks.2.attn.hook_positions", fail)])
     bridge.reset_hooks()
     assert hooks_of(bridge) == before and torch.equal(logits_of(bridge), plain)
@@ -238,17 +248,6 @@ def test_contexts_compose_from_the_outside_in_and_end_in_any_order(repo):
         inside = repo(TOKENS).logits
     second.__exit__(None, None, None)
     assert torch.equal(inside, logits(repo, iv.frozen(repo, layer=2)))
-
-
-FORWARD = {
-    **{name: CASES[name] for name in ("linearised", "frozen", "swapped heads", "scaled", "set", "transplanted")},
-    "exchanged keys": lambda model: iv.exchanged_keys(model, {1: torch.arange(19, -1, -1).expand(2, -1)}),
-    "moved keys": lambda model: iv.moved_keys(model, {0: lambda z: -0.5 * z, 1: lambda z: 0.3 * z}),
-    "interpolated": lambda model: iv.interpolated(model, 2.0),
-    "yarn": lambda model: iv.yarn(model, 4.0, 8),
-    "lm_infinite": lambda model: iv.lm_infinite(model, 6, 2),
-    "patching": patching._named_shortly,
-}
 
 
 @pytest.fixture(scope="module")
