@@ -16,7 +16,7 @@ from packages import install
 from places import tree
 
 import repo_interp as ri
-from repo_interp.analysis.publication import COMPARISON, claimed
+from repo_interp.analysis.publication import claimed
 from repo_interp.cli import main
 from repo_interp.run import make_run
 
@@ -88,20 +88,6 @@ def test_results_are_replaced_as_a_whole_and_only_when_asked(tmp_path):
     assert ri.read_run(tmp_path / "out")["small/value"] == 2.0
 
 
-@pytest.mark.parametrize("kind", ["file", "foreign", "other kind"])
-def test_what_is_not_ours_is_left_alone(kind, tmp_path):
-    out = tmp_path / "out"
-    if kind == "file":
-        out.write_text("years of work")
-    else:
-        out.mkdir()
-        (out / ("thesis.tex" if kind == "foreign" else COMPARISON)).write_text("years of work")
-    before = tree(tmp_path)
-    with pytest.raises(ri.InputError, match=r"is a file|holds other things \((thesis.tex|compare.nc)\)"):
-        claimed(out, "", overwrite=True).__enter__()
-    assert tree(tmp_path) == before
-
-
 def test_names_are_skipped_that_hold_something_else(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "mine").mkdir(parents=True)
@@ -109,14 +95,6 @@ def test_names_are_skipped_that_hold_something_else(tmp_path, monkeypatch):
     (tmp_path / "runs" / "mine-2").write_text("a file")
     with claimed(None, "mine") as results:
         assert results.directory == Path("runs/mine-3")
-
-
-def test_a_directory_that_cannot_be_is_one_line(tmp_path):
-    (tmp_path / "file").write_text("")
-    for out in (tmp_path / "file" / "out", tmp_path / ("long" * 100), Path("/proc/nothing/here")):
-        with pytest.raises(ri.InputError, match="cannot be written") as refusal:
-            claimed(out, "").__enter__()
-        assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("error", [ValueError("wrong"), SystemExit(0), OSError(5, "Input/output error"), MemoryError()])
