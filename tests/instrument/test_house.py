@@ -25,11 +25,7 @@ FORBIDDEN = {
     **{floor: ABOVE[:place] for place, floor in enumerate(ABOVE)},
     "comparison": ("cli", "explorer", "analysis", "experiments", "models", "measures", "tasks"),
 }
-ROOMS = {
-    "measures.kernels": ("measures",),
-    "plots.marks": ("plots.views", "plots.pages"),
-    "plots.views": ("plots.pages",),
-}
+ROOMS = {"measures.kernels": ("measures",), "plots.marks": ("plots.views", "plots.pages"), "plots.views": ("plots.pages",)}
 """By room of a floor, what its own floor has that it must not import; "measures": the measures themselves, not their kernels."""
 LIBRARIES = {
     "plots": ("torch", "transformers", "transformer_lens", "matplotlib.pyplot"),

@@ -36,11 +36,7 @@ def prompts_file(tmp_path_factory):
     arrays = np.load(OFFICIAL / "repo_mha" / "expected.npz")
     spans = json.loads((OFFICIAL / "repo_mha" / "spans.json").read_text())
     lines = [
-        {
-            "tokens": tokens.tolist(),
-            "spans": {"needle": s["needle"], "query": s["query"]},
-            "generated": s["generated"],
-        }
+        {"tokens": tokens.tolist(), "spans": {"needle": s["needle"], "query": s["query"]}, "generated": s["generated"]}
         for tokens, s in zip(arrays["input_ids"], spans, strict=True)
     ]
     file = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"

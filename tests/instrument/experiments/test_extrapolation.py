@@ -157,10 +157,7 @@ def test_yarn_is_what_loading_with_yarn_gives(official):
     from repo_interp.models.checkpoints import identify, load_model
 
     found = identify(official / "repo_mha")
-    scaled = load_model(
-        found,
-        rope_scaling={"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64},
-    )
+    scaled = load_model(found, rope_scaling={"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64})
     model = load_model(found)
     with yarn(model, 2.0, 64), torch.no_grad():
         assert_close(model(TOKENS).logits, scaled(TOKENS).logits, atol=1e-4, rtol=1e-4)

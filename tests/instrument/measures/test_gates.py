@@ -17,12 +17,7 @@ from torch.testing import assert_close
 import repo_interp as ri
 from repo_interp.errors import InputError
 from repo_interp.measures.gates import Gates
-from repo_interp.measures.kernels.gate_sums import (
-    attention_from_position,
-    gate_sums,
-    gates_of_rows,
-    last_segment_sums,
-)
+from repo_interp.measures.kernels.gate_sums import attention_from_position, gate_sums, gates_of_rows, last_segment_sums
 from repo_interp.models.capture import capture
 from repo_interp.models.reposition import attentions
 from repo_interp.run import read_run, write_run
@@ -263,12 +258,6 @@ def test_capture_hands_over_what_the_gates_of_each_variant_look_at(layout, optio
         assert_close(by_map[visible], added[visible], atol=1e-5, rtol=1e-5)
         assert_close(inputs.position_logits(rows)[visible], added[visible], atol=1e-5, rtol=1e-5)
         assert not attention.position_logits._forward_pre_hooks
-
-
-def test_a_layer_that_counts_nothing_has_no_gate_features():
-    seen = []
-    capture(ri.reposition(tiny("llama"), "rope,kerple,repo"), TOKENS, torch.ones(2, 20).bool(), torch.arange(2), seen.append)
-    assert [inputs.gate_features for inputs in seen] == [None] * 3
 
 
 # through analyze ------------------------------------------------------------------------------------------------------------------

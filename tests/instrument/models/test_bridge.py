@@ -86,8 +86,7 @@ def test_scores_and_pattern_are_made_only_where_somebody_listens():
         watched = wrapped.run_with_hooks(TOKENS, fwd_hooks=[("blocks.1.attn.hook_pattern", lambda pattern, hook: None)])
         assert made == [1]
         wrapped.run_with_cache(
-            TOKENS,
-            names_filter=lambda name: name.endswith(("hook_positions", "hook_z", "hook_q", "hook_out")),
+            TOKENS, names_filter=lambda name: name.endswith(("hook_positions", "hook_z", "hook_q", "hook_out"))
         )
     assert made == [1]
     assert_close(watched, fused, atol=1e-5, rtol=1e-5)

@@ -50,7 +50,7 @@ CASES = {
     "replaced": lambda model, **where: iv.replaced(model, lambda positions, here: positions**2, **where),
 }
 FORWARD = {
-    **{name: CASES[name] for name in ("linearised", "frozen", "swapped heads", "scaled", "set", "transplanted")},
+    **{name: CASES[name] for name in ("linearised", "swapped heads", "set")},
     "exchanged keys": lambda model: iv.exchanged_keys(model, {1: torch.arange(19, -1, -1).expand(2, -1)}),
     "moved keys": lambda model: iv.moved_keys(model, {0: lambda z: -0.5 * z, 1: lambda z: 0.3 * z}),
     "interpolated": lambda model: iv.interpolated(model, 2.0),
@@ -94,11 +94,6 @@ def test_the_model_is_as_before_to_the_last_bit(case, where, model):
     changed = logits(model, CASES[case](model, **where))
     assert changed.isfinite().all() and hooks_of(model) == before
     assert torch.equal(logits(model), plain)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_what_it_does_changes_something(case, repo):
-    assert not torch.allclose(logits(repo, CASES[case](repo)), logits(repo), atol=1e-4)
 
 
 @pytest.mark.parametrize("case", ALL)
@@ -333,15 +328,14 @@ ASKED = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != "replaced"])
-def test_generation_with_cache_is_generation_without(case, model):
+def test_generation_with_cache_is_generation_without(case, repo):
     asked = ASKED | {"attention_mask": torch.ones_like(TOKENS)}
     where = {"heads": [(0, 1), (1, 2), (2, 0)]}
     texts = []
     for use_cache in (True, False):
-        with CASES[case](model, **where):
-            texts.append(model.generate(TOKENS, use_cache=use_cache, **asked))
+        with CASES[case](repo, **where):
+            texts.append(repo.generate(TOKENS, use_cache=use_cache, **asked))
     assert torch.equal(*texts)
-    assert torch.equal(model.generate(TOKENS, **asked), model.generate(TOKENS, **asked))
 
 
 @pytest.mark.parametrize("case", CASES)

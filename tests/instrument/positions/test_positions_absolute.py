@@ -15,8 +15,7 @@ def test_adds_the_vector_of_each_tokens_index():
     for prompt in range(2):
         for token in range(4):
             torch.testing.assert_close(
-                absolute(embeddings, index)[prompt, token],
-                embeddings[prompt, token] + absolute.weight[index[prompt, token]],
+                absolute(embeddings, index)[prompt, token], embeddings[prompt, token] + absolute.weight[index[prompt, token]]
             )
 
 

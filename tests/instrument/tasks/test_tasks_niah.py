@@ -96,15 +96,7 @@ def test_spans_hold_what_they_say(variant, family):
             assert set(prompt.spans[f"needle.{number}.value"]) < set(prompt.spans[f"needle.{number}"])
         starts = [prompt.characters[f"needle.{n}"][0][0] for n in range(1, len(prompt.answers) + 1)]
         assert starts == sorted(starts)
-        for name in (
-            "needle",
-            "query",
-            "query.prefix",
-            "query.key",
-            "needle.1.key",
-            "needle.1.value",
-            "generated",
-        ):
+        for name in ("needle", "query", "query.prefix", "query.key", "needle.1.key", "needle.1.value", "generated"):
             named = "".join("".join(characters(prompt, name)).split())
             indices = prompt.generated if name == "generated" else prompt.spans[name]
             covered = "".join("".join(prompt.token_text[index] for index in indices).split())
@@ -177,10 +169,7 @@ def test_essay_depths_are_ruler_s():
 def test_a_depth_can_be_asked_for(variant, depth):
     for prompt in niah(tokenizer("words"), variant, 1500, 2, depth=depth):
         assert prompt.attributes["depth"] == depth
-        around = (
-            prompt.text[: prompt.characters["needle.1"][0][0]],
-            prompt.text[prompt.characters["needle.1"][0][1] :],
-        )
+        around = (prompt.text[: prompt.characters["needle.1"][0][0]], prompt.text[prompt.characters["needle.1"][0][1] :])
         before, after = around[0].partition("\n")[2], around[1].rpartition("\nWhat is the special")[0]
         units = prompt.attributes["haystack_size"]
         if variant.startswith("single_2") or variant == "multikey_1":
