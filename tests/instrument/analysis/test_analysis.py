@@ -109,13 +109,6 @@ def test_layers_and_heads_asked_for_are_those_measured(results, prompts_file, tm
         assert_allclose(part[group][name], whole[group][name].sel(layer=[2, 3], head=[1, 3]), atol=1e-5)
 
 
-def test_without_prompts_and_tokenizer_there_is_nothing_to_make_prompts_of(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["analyze", str(OFFICIAL / "repo_mha")]) == 2
-    assert "has no tokenizer, so no prompts can be made for it" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.usefixtures("no_pictures")
 def test_prompts_without_generated_tokens_leave_the_mass_out(tmp_path, capsys):
     (tmp_path / "p.jsonl").write_text(json.dumps({"tokens": list(range(40))}) + "\n")

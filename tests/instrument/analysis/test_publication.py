@@ -5,19 +5,15 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 import xarray as xr
 from forked import Forked, forked, say
-from packages import install
 from places import tree
 
 import repo_interp as ri
 from repo_interp.analysis.publication import claimed
-from repo_interp.cli import main
 from repo_interp.run import make_run
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -166,76 +162,3 @@ def test_a_full_disk_is_one_line_and_costs_no_numbers(room, said, left, tmp_path
     assert done.returncode == 0 and done.stdout.endswith(f"{said}\n") and done.stdout.count("\n") == 1, done.stderr
     assert ri.read_run(tmp_path / "out")["small/value"] == left
     assert tree(tmp_path) == before if left == 1.0 else list(tree(tmp_path)) == ["out/run.nc"]
-
-
-PLUGIN = {
-    "pyproject.toml": """
-[project]
-name = "odd-extras"
-version = "1.0"
-[project.entry-points."repo_interp.measures"]
-odd = "odd_extras:Odd"
-[project.entry-points."repo_interp.plots"]
-odd = "odd_extras:figures"
-""",
-    "odd_extras.py": textwrap.dedent('''
-        """A measure that is right, with figures that are not."""
-        import sys
-        from dataclasses import dataclass
-        import torch
-        import xarray as xr
-        from repo_interp.measures.labels import described, of_layer
-        from repo_interp.measures.statistics import Statistics
-        from repo_interp.plots.style import paper_figure, style
-
-        @dataclass(frozen=True)
-        class Odd:
-            name: str = "odd"
-            required_spans: tuple[str, ...] = ()
-            how: str = "raise"
-
-            @property
-            def parameters(self):
-                return {"how": self.how}
-
-            def observe(self, inputs, spans):
-                values = torch.ones(inputs.queries.shape[:2])
-                return Statistics(per_prompt=xr.Dataset({"one": of_layer(inputs, ("prompt", "layer", "head"), values)}))
-
-            def conclude(self, statistics):
-                return xr.Dataset({"one": described(statistics.per_prompt["one"], "one", "1")})
-
-        def figures(run):
-            with style():
-                yield "odd_first", paper_figure(2, 2)
-            if run["odd"].attrs["how"] == "exit":
-                sys.exit(0)
-            raise RuntimeError("the second figure\\ncannot be drawn")
-    '''),
-}
-
-
-@pytest.fixture
-def plugin(tmp_path, monkeypatch):
-    """A package whose figures fail, on the path of this interpreter."""
-    install(tmp_path, PLUGIN)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield tmp_path
-    sys.modules.pop("odd_extras", None)
-
-
-@pytest.mark.parametrize(
-    ("how", "reason"), [("raise", "RuntimeError: the second figure cannot be drawn"), ("exit", "SystemExit: 0")]
-)
-def test_a_figure_of_another_package_that_fails_costs_itself_alone(how, reason, plugin, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "300")
-    command = ["analyze", "reversal/repo", "--length", "8", "--count", "1", "--measures", "positions,odd"]
-    assert main([*command, "--set", f"odd.how={how}", "--out", str(plugin / "out")]) == 1
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("not drawn: ")]
-    assert len(said) == 1 and "'odd'" in said[0] and reason in said[0]
-    run = ri.read_run(plugin / "out")
-    assert set(run.children) == {"positions", "odd"} and (run["odd/one"] == 1).all()
-    figures = {path.name for path in (plugin / "out" / "figures").iterdir()}
-    assert {"position_ranges.png", "odd_first.png"} <= figures
-    assert "Positions, head by head" in (plugin / "out" / "report.html").read_text()
-    assert sorted(os.listdir(plugin / "out")) == ["figures", "report.html", "run.nc"]
