@@ -462,21 +462,6 @@ def test_narrow_dark_and_with_names_for_screen_readers(page):
 
 
 @in_browser
-def test_two_pages_do_not_disturb_each_other(page, served, tmp_path):
-    other = Browser(tmp_path / "profile", CHROMIUM or "")
-    try:
-        open_page(other, served.address)
-        edit(page, "layer:2", "", "linearised")
-        edit(other, "layer:1", "", "frozen", 2)
-        assert texts(page, ".edits label") == [" layer 2: the token index"]
-        assert texts(other, ".edits label") == [" layer 1: the constant 2"]
-        assert drawn(page, "Answer") != drawn(other, "Answer")
-        assert other.errors == []
-    finally:
-        other.close()
-
-
-@in_browser
 def test_a_page_that_loses_its_server_says_so_and_finds_it_again(browser, explored):
     first = Served(explored)
     open_page(browser, first.address)

@@ -193,6 +193,7 @@ import xarray as xr
 from repo_interp.experiments import Experiment, Plan
 from repo_interp.measures.labels import described, of_layer
 from repo_interp.measures.statistics import Measure, Statistics
+from repo_interp.plots.style import paper_figure, style
 
 
 def fail(*given, **more):
@@ -237,7 +238,7 @@ m_layers = measure("m_layers", conclude=lambda self, statistics: one([1.0], **UN
 m_spans = measure("m_spans", required_spans=7)
 m_parameters = measure("m_parameters", parameters=3)
 m_parameter = measure("m_parameter", parameters={"a": object()})
-m_figure = measure("m_figure")
+m_figure, m_raise, m_leave = (measure(name) for name in ("m_figure", "m_raise", "m_leave"))
 e_init = fail
 e_plan = experiment("e_plan", fail)
 e_no_plan = experiment("e_no_plan", lambda self, *given: 3)
@@ -249,7 +250,23 @@ e_group = experiment("e_group", lambda self, *given: Plan(self, (4,), lambda *ho
 
 def m_figure_view(run):
     yield 3
+
+
+def m_raise_view(run):
+    with style():
+        yield "m_raise_first", paper_figure(2, 2)
+    raise RuntimeError("the second figure\\ncannot be drawn")
+
+
+def m_leave_view(run):
+    yield from sys.exit(0)
 """
+DRAWS = {
+    "m_figure": "wanted pairs of a name and a figure",
+    "m_raise": "RuntimeError: the second figure cannot be drawn",
+    "m_leave": "SystemExit: 0",
+}
+"""Measures that are right, with figures that are not, and what is said of them."""
 RAISED = "code of the package broken-extras failed (failing_extras.py, line "
 OF_FAILING = {
     "m_number": "the measure 'm_number' of the package broken-extras is a int; wanted a callable without arguments",
@@ -281,9 +298,9 @@ OF_FAILING = {
 @pytest.fixture
 def failing(tmp_path, monkeypatch):
     points = {
-        "measures": {name: name for name in (*OF_FAILING, "m_exit", "m_figure") if name.startswith("m_")},
+        "measures": {name: name for name in (*OF_FAILING, *DRAWS, "m_exit") if name.startswith("m_")},
         "experiments": {name: name for name in OF_FAILING if name.startswith("e_")},
-        "plots": {"m_figure": "m_figure_view"},
+        "plots": {name: f"{name}_view" for name in DRAWS},
     }
     project = '[project]\nname = "broken-extras"\nversion = "1.0"\n' + "".join(
         f'[project.entry-points."repo_interp.{group}"]\n'
@@ -308,13 +325,25 @@ def test_a_package_whose_code_fails_is_one_line_that_names_it(name, failing, cap
         assert line.endswith(", in fail): KeyError: 'of the plug-in'; mend or uninstall it")
 
 
-def test_a_package_that_ends_the_process_or_draws_no_figure_is_named_too(failing, capsys):
+def test_a_package_that_ends_the_process_is_named_too(failing, capsys):
     assert main([*failing, "--measures", "m_exit"]) == 1
     said = capsys.readouterr().err
     assert f"repo-interp analyze: {RAISED}" in said and "SystemExit: 3" in said
-    assert main([*failing, "--measures", "m_figure"]) == 1
-    said = " ".join("".join(capsys.readouterr()).split())
-    assert "the figures of 'm_figure' of the package broken-extras" in said and "wanted pairs of a name and a figure" in said
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("name", DRAWS)
+def test_figures_of_a_package_that_fail_cost_themselves_alone(name, failing, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "300")
+    assert main([*failing, "--measures", f"positions,{name}"]) == 1
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("not drawn: ")]
+    assert f"'{name}' of the package broken-extras" in said and DRAWS[name] in said
+    run = ri.read_run("out")
+    assert set(run.children) == {"positions", name} and (run[name]["square"] > 0).all()
+    figures = {path.name for path in Path("out/figures").iterdir()}
+    assert "position_ranges.png" in figures and ("m_raise_first.png" in figures) == (name == "m_raise")
+    assert "Positions, head by head" in Path("out/report.html").read_text(encoding="utf-8")
+    assert {path.name for path in Path("out").iterdir()} == {"figures", "report.html", "run.nc"}
 
 
 def test_two_packages_with_one_name_are_refused(broken):

@@ -27,11 +27,7 @@ FORBIDDEN = {
     "interventions": (*ABOVE[:-1], *(floor for floor in NEIGHBOURS if floor != "models")),
     "comparison": ("cli", "explorer", "analysis", "experiments", "interventions", "models", "measures", "tasks"),
 }
-ROOMS = {
-    "measures.kernels": ("measures",),
-    "plots.marks": ("plots.views", "plots.pages"),
-    "plots.views": ("plots.pages",),
-}
+ROOMS = {"measures.kernels": ("measures",), "plots.marks": ("plots.views", "plots.pages"), "plots.views": ("plots.pages",)}
 """By room of a floor, what its own floor has that it must not import; "measures": the measures themselves, not their kernels."""
 LIBRARIES = {
     "plots": ("torch", "transformers", "transformer_lens", "matplotlib.pyplot"),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from forked import Forked, forked, say
+from forked import forked, say
 from packages import install
 from places import tree
 from trained_tiny import COMMAND as TINY
@@ -51,19 +51,6 @@ def test_a_second_training_into_one_directory_is_refused_and_changes_nothing(tmp
         assert train(out, "--seed", "0", *more) == (2 if "--overwrite" in more else 0)  # a finished run is only read
     held.release()
     assert tree(out) == before
-
-
-def test_of_two_trainings_at_once_one_wins_and_its_weights_are_of_its_seed(tmp_path):
-    both = [Forked(lambda seed=seed: train(Path("run"), "--steps", "60", "--seed", seed), tmp_path) for seed in ("1", "2")]
-    ended = [each.wait() for each in both]
-    assert sorted(each.returncode for each in ended) == [0, 2], ended
-    won = [each.returncode for each in ended].index(0)
-    said = ended[1 - won].stderr
-    assert any(text in said for text in ("another process writes to run", "has an interrupted", "has a finished"))
-    assert f"seed = {won + 1}\n" in (tmp_path / "run" / "training.toml").read_text()
-    assert train(tmp_path / "alone", "--steps", "60", "--seed", str(won + 1)) == 0
-    name = "model.safetensors"
-    assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
 
 
 # What stands beside a training run

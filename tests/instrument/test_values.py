@@ -22,7 +22,6 @@ from repo_interp.values import (
     duration,
     in_words,
     json_number,
-    shortened,
     value_of,
     with_field,
 )
@@ -56,30 +55,6 @@ def test_text_is_read_as_its_type(text, kind, value):
     assert got == value and type(got) is type(value)
     if isinstance(value, tuple):
         assert list(map(type, got)) == list(map(type, value))
-
-
-REFUSED = [
-    ("many", int, "a whole number"),
-    ("0.5", int, "a whole number"),
-    ("", int, "a whole number"),
-    ("9" * 5000, int, "a whole number"),
-    ("few", float, "a number"),
-    ("perhaps", bool, "true or false"),
-    ("1,two", tuple[int, ...], "whole numbers with commas between them"),
-    ("0.1,x", tuple[float, ...], "numbers with commas between them"),
-    ("1", tuple[int, int], "whole numbers with commas between them"),
-    ("x", int | None, "a whole number or none"),
-    ("none", int, "a whole number"),
-    ("x", tuple[int, ...] | None, "whole numbers with commas between them or none"),
-    ("median", Literal["mean", "each"], "one of mean, each"),
-]
-
-
-@pytest.mark.parametrize(("text", "kind", "wanted"), REFUSED)
-def test_what_is_no_value_of_the_type_is_refused_in_one_line(text, kind, wanted):
-    with pytest.raises(InputError) as refusal:
-        value_of(text, kind, "measure.option")
-    assert str(refusal.value) == f"measure.option={shortened(text)}: wanted {wanted}"
 
 
 def test_a_type_without_a_plain_name_is_said_as_it_is_written():
@@ -175,22 +150,6 @@ def test_a_field_is_read_as_its_type_and_the_others_stay():
     assert changed("last", "7") == Options(last=7) and with_field(Options(last=7), "last", "none", "patterns") == before
     assert with_field(before, "name", "other", "patterns").name == "other"
     assert before == Options()
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("epsilon", "wide", "patterns.epsilon=wide: wanted a number"),
-        ("epsilon", "-1", "patterns.epsilon=-1: wanted more than 0"),
-        ("chunk", "3", "patterns has no option 'chunk'; it has epsilon, sizes, last"),
-        ("name", "other", "patterns has no option 'name'"),
-        ("derived", "4", "patterns has no option 'derived'"),
-    ],
-)
-def test_a_field_that_is_lacking_or_refuses_its_value_is_one_line(name, text, message):
-    with pytest.raises(InputError) as refusal:
-        changed(name, text)
-    assert str(refusal.value).startswith(message) and "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(

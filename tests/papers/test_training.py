@@ -21,10 +21,10 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from position_papers.training import step as schedule
 from position_papers.training.configuration import TrainingConfiguration, read_toml, replaced, to_toml
 from position_papers.training.folder import TrainingFolder, load_state
-from position_papers.training.loop import train
+from position_papers.training.loop import train, train_side_by_side
 from position_papers.training.plan import CONTINUED, FRESH, recipe
 from position_papers.training.preparation import prepare
-from position_papers.training.processes import end_when_asked, side_by_side, train_side_by_side
+from position_papers.training.processes import end_when_asked, side_by_side
 from position_papers.training.step import make_optimizer, take_step, target_loss, training_question
 from repo_interp.analysis.trained_task import trained_task
 from repo_interp.cli import main

@@ -20,10 +20,7 @@ def official_inputs(name: str, layer: int, variant: str = "expected", dtype: tor
     repo_layers = arrays["repo_layers"].tolist()
     batch, _, tokens, d_head = queries.shape
     if layer in repo_layers:
-        scheme, positions = (
-            "repo",
-            torch.as_tensor(arrays["pred_indices"][repo_layers.index(layer)], dtype=dtype),
-        )
+        scheme, positions = ("repo", torch.as_tensor(arrays["pred_indices"][repo_layers.index(layer)], dtype=dtype))
     else:
         scheme, positions = "rope", torch.arange(tokens, dtype=dtype).expand(batch, 1, -1)
     return AttentionInputs(
@@ -96,8 +93,7 @@ def with_holes(inputs: AttentionInputs) -> AttentionInputs:
 
 
 devices = pytest.mark.parametrize(
-    "device",
-    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))],
+    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
 )
 
 

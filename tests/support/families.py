@@ -70,13 +70,15 @@ VARIANTS = {scheme: {} for scheme in SCHEMES} | {
     "cope_rope separate keys": {"gates": "separate_keys"},
     "repo head": {"assignment": "head"},
     "repo layer": {"assignment": "layer"},
+    "repo@1": {},
+    "rope,nope,repo": {},
 }
 
 
 def repositioned(variant, family="llama"):
     """A decoder in which positions matter: what schemes start at zero is drawn at random."""
     # High frequencies must exist below the training length of 128 for HoPE to keep some.
-    model = ri.reposition(tiny(family), variant.split()[0], **VARIANTS[variant])
+    model = ri.reposition(tiny(family), variant.split()[0], **VARIANTS.get(variant, {}))
     with torch.no_grad():
         for module in scheme_modules(model):
             for parameter in module.parameters():

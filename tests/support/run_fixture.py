@@ -15,16 +15,7 @@ from places import OFFICIAL
 
 PADDING = 4
 """Tokens of padding after every prompt."""
-SPANS = (
-    "needle",
-    "needle.1",
-    "needle.1.key",
-    "needle.1.value",
-    "needle.2",
-    "query",
-    "rest",
-    "generated",
-)
+SPANS = ("needle", "needle.1", "needle.1.key", "needle.1.value", "needle.2", "query", "rest", "generated")
 PATTERNS = ("constant", "mono", "hybrid")
 TEXT = """the of and in to a is that was for on with as by at from it are be this which or an have not had but one all
 grass green sky blue sun yellow here we go there back again special magic number mentioned text city question"""
@@ -66,12 +57,7 @@ def small_run() -> xr.DataTree:
     members = np.zeros((len(SPANS), prompts, tokens), bool)
     for prompt, spans in enumerate(listed):
         first, second = _parts(spans["needle"])
-        parts = {
-            "needle.1": first,
-            "needle.1.key": first[:1],
-            "needle.1.value": first[1:],
-            "needle.2": second,
-        }
+        parts = {"needle.1": first, "needle.1.key": first[:1], "needle.1.value": first[1:], "needle.2": second}
         for name, indices in {**spans, **parts}.items():
             members[SPANS.index(name), prompt, indices] = True
     texts = np.array(vocabulary(), dtype=object)[expected["input_ids"]]
@@ -86,11 +72,7 @@ def build(position, members, texts, attention, schemes) -> xr.DataTree:
     their masses.
     """
     prompts, layers, heads, tokens = position.shape
-    coordinates = {
-        "scheme": ("layer", np.array(schemes, dtype=object)),
-        "layer": np.arange(layers),
-        "head": np.arange(heads),
-    }
+    coordinates = {"scheme": ("layer", np.array(schemes, dtype=object)), "layer": np.arange(layers), "head": np.arange(heads)}
     padded = np.pad(position, [(0, 0)] * 3 + [(0, PADDING)], constant_values=np.nan)
     positions = xr.Dataset(
         {
@@ -101,11 +83,7 @@ def build(position, members, texts, attention, schemes) -> xr.DataTree:
                 _attributes("largest minus smallest position", "positions"),
             ),
             "token_text": (("prompt", "token"), np.pad(texts, ((0, 0), (0, PADDING)), constant_values="")),
-            "token_count": (
-                "prompt",
-                np.full(prompts, tokens),
-                _attributes("tokens of the prompt", "tokens"),
-            ),
+            "token_count": ("prompt", np.full(prompts, tokens), _attributes("tokens of the prompt", "tokens")),
             "span_mask": (
                 ("span", "prompt", "token"),
                 np.pad(members.astype(np.int8), ((0, 0), (0, 0), (0, PADDING)), constant_values=-1),
@@ -123,11 +101,7 @@ def build(position, members, texts, attention, schemes) -> xr.DataTree:
         table = 100 * np.where(known, per_token, 0).sum((0, 1, 2)) / known.sum((0, 1, 2))
     attention_mass = xr.Dataset(
         {
-            "mass": (
-                ("prompt", "layer", "head", "span"),
-                mass,
-                _attributes("attention mass on the span", "1"),
-            ),
+            "mass": (("prompt", "layer", "head", "span"), mass, _attributes("attention mass on the span", "1")),
             "mass_per_token": (
                 ("prompt", "layer", "head", "span"),
                 per_token,
@@ -167,13 +141,7 @@ def build(position, members, texts, attention, schemes) -> xr.DataTree:
                 ],
             ),
         },
-        coords={
-            **coordinates,
-            "prompt": np.arange(prompts),
-            "pattern": list(PATTERNS),
-            "chunk_size": sizes,
-            "epsilon": epsilons,
-        },
+        coords={**coordinates, "prompt": np.arange(prompts), "pattern": list(PATTERNS), "chunk_size": sizes, "epsilon": epsilons},
         attrs={"chunk_size": 16, "epsilon": 0.2},
     )
     root = xr.Dataset(
@@ -185,8 +153,7 @@ def build(position, members, texts, attention, schemes) -> xr.DataTree:
         }
     )
     return xr.DataTree.from_dict(
-        {"/": root, "/positions": positions, "/patterns": patterns, "/attention_mass": attention_mass},
-        name="run",
+        {"/": root, "/positions": positions, "/patterns": patterns, "/attention_mass": attention_mass}, name="run"
     )
 
 
@@ -230,11 +197,7 @@ def masses(attention: np.ndarray, members: np.ndarray) -> np.ndarray:
     rows = members[SPANS.index("generated")]
     return np.stack(
         [
-            np.einsum(
-                "lhqk,sk->lhs",
-                attention[:, prompt, :, rows[prompt]].swapaxes(0, 1).swapaxes(1, 2),
-                members[:, prompt],
-            )
+            np.einsum("lhqk,sk->lhs", attention[:, prompt, :, rows[prompt]].swapaxes(0, 1).swapaxes(1, 2), members[:, prompt])
             / rows[prompt].sum()
             for prompt in range(members.shape[1])
         ]

@@ -229,8 +229,8 @@ def _train_here(console: Console, runs: Sequence[Run], arguments: argparse.Names
 
 def _train_several(console: Console, runs: Sequence[Run], arguments: argparse.Namespace) -> bool:
     """Runs side by side. Returns whether all came to their end."""
+    from position_papers.training.loop import train_side_by_side
     from position_papers.training.preparation import prepare
-    from position_papers.training.processes import train_side_by_side
     from repo_interp.progress import steps
 
     seeds = ", ".join(str(configuration.seed) for configuration, _ in runs)

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from position_papers.training import processes as side
 from position_papers.training.configuration import TrainingConfiguration
 from position_papers.training.folder import Moment, TrainingFolder, load_state, save_state
-from position_papers.training.preparation import Prepared, reproducible, test_prompts
+from position_papers.training.preparation import Prepared, prepare, reproducible, test_prompts
 from position_papers.training.step import (
     executing,
     generator_for,
@@ -30,10 +32,14 @@ from position_papers.training.step import (
     training_question,
 )
 from position_papers.training.trained import require_begun
+from repo_interp import processes
 from repo_interp.experiments.responses import forced_responses, prompts_of
 from repo_interp.files import write_text
 from repo_interp.models.adapters import rounded
 from repo_interp.models.reposition import mix_with_index
+
+Run = tuple[TrainingConfiguration, Path]
+"""A training run, and the directory in which it was begun."""
 
 
 @dataclass(frozen=True)
@@ -179,3 +185,31 @@ def _scoring(configuration: TrainingConfiguration) -> AbstractContextManager[Any
 
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
+
+
+def train_side_by_side(runs: Sequence[Run], jobs: int, watch: Callable[[], None], every: float = 0.5) -> bool:
+    """Train every one of `runs`, `jobs` at a time, as `side_by_side` does it. Returns whether all came to their end.
+
+    Where several processes were launched together, each trains one run after another, whichever is next.
+    """
+
+    def train_alone(run: Run) -> None:
+        side.side_by_side([run], _train_one, 1, lambda done: watch(), every)
+
+    try:
+        if processes.count() > 1:
+            processes.spread(runs, train_alone)
+        else:
+            side.side_by_side(runs, _train_one, jobs, lambda done: watch(), every)
+    except KeyboardInterrupt:
+        return False
+    return True
+
+
+def _train_one(run: Run) -> None:
+    """Train in this process until the end, or until asked to stop."""
+    configuration, directory = run
+    folder, prepared = TrainingFolder(directory), prepare(configuration)
+    with folder.claimed():
+        for _ in train(prepared, folder, stop=lambda: side.asked_to_stop()):
+            pass

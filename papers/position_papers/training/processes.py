@@ -17,20 +17,14 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import cache
 from multiprocessing.synchronize import Event
-from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
 import torch
 
-from position_papers.training.configuration import TrainingConfiguration
-from position_papers.training.folder import TrainingFolder
-from repo_interp import processes
 from repo_interp.errors import InputError
 
 Item = TypeVar("Item")
-Run = tuple[TrainingConfiguration, Path]
-"""A training run, and the directory in which it was begun."""
 
 
 @contextmanager
@@ -118,34 +112,3 @@ def end_when_asked() -> None:
         os._exit(1)
 
     threading.Thread(target=look, daemon=True).start()
-
-
-def train_side_by_side(runs: Sequence[Run], jobs: int, watch: Callable[[], None], every: float = 0.5) -> bool:
-    """Train every one of `runs`, `jobs` at a time, as `side_by_side` does it. Returns whether all came to their end.
-
-    Where several processes were launched together, each trains one run after another, whichever is next.
-    """
-
-    def train_alone(run: Run) -> None:
-        side_by_side([run], _train_one, 1, lambda done: watch(), every)
-
-    try:
-        if processes.count() > 1:
-            processes.spread(runs, train_alone)
-        else:
-            side_by_side(runs, _train_one, jobs, lambda done: watch(), every)
-    except KeyboardInterrupt:
-        return False
-    return True
-
-
-def _train_one(run: Run) -> None:
-    """Train in this process until the end, or until asked to stop."""
-    from position_papers.training.loop import train
-    from position_papers.training.preparation import prepare
-
-    configuration, directory = run
-    folder, prepared = TrainingFolder(directory), prepare(configuration)
-    with folder.claimed():
-        for _ in train(prepared, folder, stop=asked_to_stop):
-            pass

@@ -24,8 +24,8 @@ from safetensors.torch import save_file
 
 from position_papers.training.configuration import to_toml
 from position_papers.training.folder import TrainingFolder
+from position_papers.training.loop import train_side_by_side
 from position_papers.training.plan import ABOUT, Planned, PlannedRun
-from position_papers.training.processes import train_side_by_side
 from position_papers.training.trained import add_run, made_with, recorded_scores, trained_configuration
 from position_papers.zoo_directory import DIRECTORY
 from repo_interp import shipped

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -37,11 +36,7 @@ def prompts_file(tmp_path_factory):
     arrays = np.load(OFFICIAL / "repo_mha" / "expected.npz")
     spans = json.loads((OFFICIAL / "repo_mha" / "spans.json").read_text())
     lines = [
-        {
-            "tokens": tokens.tolist(),
-            "spans": {"needle": s["needle"], "query": s["query"]},
-            "generated": s["generated"],
-        }
+        {"tokens": tokens.tolist(), "spans": {"needle": s["needle"], "query": s["query"]}, "generated": s["generated"]}
         for tokens, s in zip(arrays["input_ids"], spans, strict=True)
     ]
     file = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
@@ -104,20 +99,6 @@ def test_report_and_figures_are_there(results):
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_an_output_that_is_there_is_replaced_only_when_asked_and_then_by_the_same_bytes(results, prompts_file, tmp_path, capsys):
-    again = shutil.copytree(results, tmp_path / "again")
-    command = ["analyze", *AUTHORS, "--prompts", str(prompts_file), "--out", str(again)]
-    written = {path: path.stat().st_mtime_ns for path in again.rglob("*") if path.is_file()}
-    assert main(command) == 2
-    assert "holds results already; give another --out, or --overwrite" in capsys.readouterr().err
-    assert {path: path.stat().st_mtime_ns for path in again.rglob("*") if path.is_file()} == written
-    assert main([*command, "--overwrite"]) == 0
-    for path in written:
-        assert path.stat().st_mtime_ns != written[path]
-        assert path.read_bytes() == (results / path.relative_to(again)).read_bytes(), path.name
-
-
-@pytest.mark.usefixtures("no_pictures")
 def test_layers_and_heads_asked_for_are_those_measured(results, prompts_file, tmp_path):
     options = ["--layers", "2-3", "--heads", "3,1", "--measures", "positions,attention_mass", "--out", str(tmp_path / "part")]
     assert main(["analyze", *AUTHORS, "--prompts", str(prompts_file), *options]) == 0
@@ -126,13 +107,6 @@ def test_layers_and_heads_asked_for_are_those_measured(results, prompts_file, tm
     assert part["positions"]["head"].values.tolist() == [1, 3] and part["positions"].layer.values.tolist() == [2, 3]
     for group, name in (("positions", "position_range"), ("attention_mass", "mass")):
         assert_allclose(part[group][name], whole[group][name].sel(layer=[2, 3], head=[1, 3]), atol=1e-5)
-
-
-def test_without_prompts_and_tokenizer_there_is_nothing_to_make_prompts_of(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["analyze", str(OFFICIAL / "repo_mha")]) == 2
-    assert "has no tokenizer, so no prompts can be made for it" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.usefixtures("no_pictures")

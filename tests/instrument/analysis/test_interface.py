@@ -14,6 +14,7 @@ from torch.testing import assert_close
 import repo_interp as ri
 from repo_interp.cli import main
 from repo_interp.errors import InputError
+from repo_interp.experiments import atlas
 
 TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
 
@@ -299,8 +300,9 @@ def test_arguments_of_another_kind_are_refused_in_one_line(niah, task_prompts, t
 
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("checkpoint", ["reversal/repo", "reversal/rope"])
-def test_analyze_has_the_defaults_of_the_command(checkpoint, tmp_path):
+def test_analyze_has_the_defaults_of_the_command(checkpoint, tmp_path, monkeypatch):
     """Prompts, measures, experiments and every number."""
+    monkeypatch.setattr(atlas, "default_twins", lambda model: 1)
     assert main(["analyze", checkpoint, "--out", str(tmp_path / "out")]) == 0
     run, expected = ri.analyze(ri.zoo(checkpoint)), ri.read_run(tmp_path / "out")
     assert set(run.children) == set(expected.children) and "atlas" in run

@@ -78,7 +78,7 @@ def test_a_query_that_is_not_finite_stops_the_measures_that_read_queries(model, 
     assert ri.read_run(tmp_path / "run.nc").attrs["stopped"] == run.attrs["stopped"]
 
 
-def test_the_page_says_what_was_stopped(model, tmp_path):
+def test_the_page_says_what_was_stopped(model, no_pictures, tmp_path):
     spoil(model, 2, 1, 5, float("nan"), len(PROMPTS[1].tokens))
     run = ri.analyze(model, PROMPTS, ("positions", "components"))
     assert write_report(run, tmp_path / "report.html", tmp_path / "figures") == []

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import xarray as xr
 from accelerate import PartialState
+from drawn import without_pictures
 from forked import Forked, forked
 from places import tree
 
@@ -82,11 +83,13 @@ def work_together(rank: int, launched: dict[str, str], directory: Path) -> None:
 def launched(tmp_path_factory):
     """The directory that two processes leave, their exit codes, and what both wrote to standard output and standard error."""
     directory, environment = tmp_path_factory.mktemp("launched"), launcher()
-    both = [Forked(lambda rank=rank: work_together(rank, environment, directory)) for rank in range(2)]
+    with without_pictures():
+        both = [Forked(lambda rank=rank: work_together(rank, environment, directory)) for rank in range(2)]
     ended = [process.wait() for process in both]
     return directory, [done.returncode for done in ended], [(done.stdout, done.stderr) for done in ended]
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize(("name", "command"), [("run", ANALYZE), ("scores", SCORE)])
 def test_two_processes_leave_the_bytes_of_one(launched, tmp_path, name, command):
     assert forked(lambda: main([*command, "--out", str(tmp_path / name)])).returncode == 0

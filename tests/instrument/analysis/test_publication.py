@@ -5,19 +5,15 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 import xarray as xr
 from forked import Forked, forked, say
-from packages import install
 from places import tree
 
 import repo_interp as ri
-from repo_interp.analysis.publication import COMPARISON, claimed
-from repo_interp.cli import main
+from repo_interp.analysis.publication import claimed
 from repo_interp.run import make_run
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -71,15 +67,6 @@ def test_a_second_writer_of_one_directory_is_refused_and_a_killed_one_holds_noth
     assert sorted(tree(tmp_path / "out")) == ["figures/value.png", "report.html", "run.nc"]
 
 
-def test_two_analyses_at_once_leave_two_whole_results(tmp_path):
-    """Without --out, started together on the same checkpoint: the very case in which both were lost."""
-    command = ["analyze", "reversal/repo", "--length", "8", "--count", "1", "--measures", "positions"]
-    for done in [process.wait() for process in [Forked(lambda: main(command), tmp_path) for _ in range(2)]]:
-        assert [line for line in done.stderr.splitlines() if not line.endswith(" so far")] == [] and done.returncode == 0
-    first, second = tree(tmp_path / "runs" / "reversal-repo"), tree(tmp_path / "runs" / "reversal-repo-2")
-    assert first == second and {"run.nc", "report.html"} < set(first)
-
-
 def test_results_are_replaced_as_a_whole_and_only_when_asked(tmp_path):
     def draw_other(run, page, figures):
         figures.mkdir()
@@ -97,20 +84,6 @@ def test_results_are_replaced_as_a_whole_and_only_when_asked(tmp_path):
     assert ri.read_run(tmp_path / "out")["small/value"] == 2.0
 
 
-@pytest.mark.parametrize("kind", ["file", "foreign", "other kind"])
-def test_what_is_not_ours_is_left_alone(kind, tmp_path):
-    out = tmp_path / "out"
-    if kind == "file":
-        out.write_text("years of work")
-    else:
-        out.mkdir()
-        (out / ("thesis.tex" if kind == "foreign" else COMPARISON)).write_text("years of work")
-    before = tree(tmp_path)
-    with pytest.raises(ri.InputError, match=r"is a file|holds other things \((thesis.tex|compare.nc)\)"):
-        claimed(out, "", overwrite=True).__enter__()
-    assert tree(tmp_path) == before
-
-
 def test_names_are_skipped_that_hold_something_else(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "mine").mkdir(parents=True)
@@ -118,14 +91,6 @@ def test_names_are_skipped_that_hold_something_else(tmp_path, monkeypatch):
     (tmp_path / "runs" / "mine-2").write_text("a file")
     with claimed(None, "mine") as results:
         assert results.directory == Path("runs/mine-3")
-
-
-def test_a_directory_that_cannot_be_is_one_line(tmp_path):
-    (tmp_path / "file").write_text("")
-    for out in (tmp_path / "file" / "out", tmp_path / ("long" * 100), Path("/proc/nothing/here")):
-        with pytest.raises(ri.InputError, match="cannot be written") as refusal:
-            claimed(out, "").__enter__()
-        assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("error", [ValueError("wrong"), SystemExit(0), OSError(5, "Input/output error"), MemoryError()])
@@ -197,76 +162,3 @@ def test_a_full_disk_is_one_line_and_costs_no_numbers(room, said, left, tmp_path
     assert done.returncode == 0 and done.stdout.endswith(f"{said}\n") and done.stdout.count("\n") == 1, done.stderr
     assert ri.read_run(tmp_path / "out")["small/value"] == left
     assert tree(tmp_path) == before if left == 1.0 else list(tree(tmp_path)) == ["out/run.nc"]
-
-
-PLUGIN = {
-    "pyproject.toml": """
-[project]
-name = "odd-extras"
-version = "1.0"
-[project.entry-points."repo_interp.measures"]
-odd = "odd_extras:Odd"
-[project.entry-points."repo_interp.plots"]
-odd = "odd_extras:figures"
-""",
-    "odd_extras.py": textwrap.dedent('''
-        """A measure that is right, with figures that are not."""
-        import sys
-        from dataclasses import dataclass
-        import torch
-        import xarray as xr
-        from repo_interp.measures.labels import described, of_layer
-        from repo_interp.measures.statistics import Statistics
-        from repo_interp.plots.style import paper_figure, style
-
-        @dataclass(frozen=True)
-        class Odd:
-            name: str = "odd"
-            required_spans: tuple[str, ...] = ()
-            how: str = "raise"
-
-            @property
-            def parameters(self):
-                return {"how": self.how}
-
-            def observe(self, inputs, spans):
-                values = torch.ones(inputs.queries.shape[:2])
-                return Statistics(per_prompt=xr.Dataset({"one": of_layer(inputs, ("prompt", "layer", "head"), values)}))
-
-            def conclude(self, statistics):
-                return xr.Dataset({"one": described(statistics.per_prompt["one"], "one", "1")})
-
-        def figures(run):
-            with style():
-                yield "odd_first", paper_figure(2, 2)
-            if run["odd"].attrs["how"] == "exit":
-                sys.exit(0)
-            raise RuntimeError("the second figure\\ncannot be drawn")
-    '''),
-}
-
-
-@pytest.fixture
-def plugin(tmp_path, monkeypatch):
-    """A package whose figures fail, on the path of this interpreter."""
-    install(tmp_path, PLUGIN)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield tmp_path
-    sys.modules.pop("odd_extras", None)
-
-
-@pytest.mark.parametrize(
-    ("how", "reason"), [("raise", "RuntimeError: the second figure cannot be drawn"), ("exit", "SystemExit: 0")]
-)
-def test_a_figure_of_another_package_that_fails_costs_itself_alone(how, reason, plugin, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "300")
-    command = ["analyze", "reversal/repo", "--length", "8", "--count", "1", "--measures", "positions,odd"]
-    assert main([*command, "--set", f"odd.how={how}", "--out", str(plugin / "out")]) == 1
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("not drawn: ")]
-    assert len(said) == 1 and "'odd'" in said[0] and reason in said[0]
-    run = ri.read_run(plugin / "out")
-    assert set(run.children) == {"positions", "odd"} and (run["odd/one"] == 1).all()
-    figures = {path.name for path in (plugin / "out" / "figures").iterdir()}
-    assert {"position_ranges.png", "odd_first.png"} <= figures
-    assert "Positions, head by head" in (plugin / "out" / "report.html").read_text()
-    assert sorted(os.listdir(plugin / "out")) == ["figures", "report.html", "run.nc"]

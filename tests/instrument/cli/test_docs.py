@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from places import DOCS
 
+from repo_interp.experiments import atlas
+
 PAGES = sorted(DOCS.glob("*.md"))
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -24,6 +26,12 @@ def make():
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def quickly(no_pictures, monkeypatch):
+    """Pages draw nothing, and names of heads are held to one random model in place of ten."""
+    monkeypatch.setattr(atlas, "default_twins", lambda model: 1)
 
 
 def read(name: str) -> str:
@@ -74,7 +82,7 @@ def test_nothing_is_left_out():
     assert [page.name for page in PAGES if page.name != "README.md" and f"({page.name})" not in read("README.md")] == []
 
 
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize("name", ["../README.md", "python.md", "run_file.md", "tasks.md", "zoo.md"])
 def test_the_python_of_a_page_runs_from_top_to_bottom(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -82,7 +90,7 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(name, tmp_path, monkeypatc
     assert code
     names: dict = {}
     for number, block in enumerate(code):
-        exec(compile(block, f"{name}, block {number}", "exec"), names)
+        exec(compile(block.replace(".prompts(8,", ".prompts(2,"), f"{name}, block {number}", "exec"), names)
 
 
 @pytest.mark.parametrize("page", [*PAGES, DOCS.parent / "README.md"], ids=lambda page: page.name)
@@ -97,7 +105,7 @@ def test_the_commands_of_a_page_are_commands(page):
         assert _parser(words).parse_args(words).command == words[0], line
 
 
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("quickly")
 def test_the_commands_of_the_readme_run(tmp_path, monkeypatch, capsys):
     """On a checkpoint that ships, and beside the run that `make figures` leaves; what `make analyze` calls is tested as its default.
 

@@ -31,7 +31,7 @@ from repo_interp.tasks.prompt.jsonl import read_prompts, write_prompts
 from repo_interp.values import with_field
 
 _ALIKE = {"deadline": None, "suppress_health_check": list(HealthCheck)}
-settings.register_profile("suite", max_examples=40, derandomize=True, database=None, **_ALIKE)
+settings.register_profile("suite", max_examples=25, derandomize=True, database=None, **_ALIKE)
 settings.register_profile("fuzz", max_examples=int(os.environ.get("FUZZ_EXAMPLES", 5000)), **_ALIKE)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 
@@ -277,9 +277,6 @@ def test_settings_are_read_back(measure, option):
     assert with_field(measure, option, text, measure.name) == measure
 
 
-@given(
-    st.sampled_from([setting, number_list, name_list]),
-    odd_texts | st.text("0123456789-,= .²٣", max_size=9) | st.text(),
-)
+@given(st.sampled_from([setting, number_list, name_list]), odd_texts | st.text("0123456789-,= .²٣", max_size=9) | st.text())
 def test_flags(read, text):
     value_or_refusal(read, text, errors=(argparse.ArgumentTypeError, InputError))

@@ -122,10 +122,6 @@ def test_a_setting_names_its_owner_or_leaves_it_out(tmp_path, capsys):
     group = ri.read_run(tmp_path / "a")["patterns"]
     assert (group.attrs["epsilon"], group.attrs["chunk_size"]) == (0.5, 4)
     assert "figures\n" in capsys.readouterr().out
-    assert main([*words, "--set", "colour=red", "--out", str(tmp_path / "b")]) == 2
-    assert "'colour' is an option of none of patterns, positions" in capsys.readouterr().err
-    assert main(["score", "niah/rope", "--set", "reversal.words=4", "--out", str(tmp_path / "c")]) == 2
-    assert "there is no 'reversal' here; wanted niah.words or words" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["[/]", "[/red]", "[bold]x", ":warning:", "[link=x]y[/link]"])

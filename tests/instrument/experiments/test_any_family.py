@@ -1,4 +1,7 @@
-"""Every experiment on families that nothing was written for: hybrids, experts, sinks, other norms, parallel layers."""
+"""Experiments on families that nothing was written for: hybrids, experts, sinks, other norms, parallel layers.
+
+The atlas and saliency are tried in models/test_families.py.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,7 @@ def bridge(request):
 
 @pytest.mark.parametrize(
     "experiment",
-    [
-        ri.experiments.Perturbation(gammas=(0.5,), l_maxes=(4,)),
-        ri.experiments.Effects(draws=2),
-        ri.experiments.Atlas(twins=2, sequences=2),
-    ],
+    [ri.experiments.Perturbation(gammas=(0.5,), l_maxes=(4,)), ri.experiments.Effects(draws=2)],
     ids=lambda experiment: experiment.name,
 )
 def test_it_names_the_layers_that_have_attention_and_leaves_no_trace(bridge, experiment):
@@ -46,5 +45,5 @@ def test_it_names_the_layers_that_have_attention_and_leaves_no_trace(bridge, exp
         assert "-" not in group["scheme"].values
     else:
         assert np.atleast_1d(group.attrs["layers"]).tolist() == attending
-    measured = {"perturbation": "log_perplexity", "effects": "layer_effect", "atlas": "contribution"}[experiment.name]
+    measured = {"perturbation": "log_perplexity", "effects": "layer_effect"}[experiment.name]
     assert np.isfinite(group[measured]).all() and float(abs(group[measured]).max()) > 0

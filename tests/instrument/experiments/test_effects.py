@@ -234,11 +234,8 @@ def test_what_is_asked_by_default_changes_something():
 
 
 REFUSED = {
-    "effects.kinds is": {"kinds": ("melted",)},
     "no other prompt has as many tokens as prompt 1": {"kinds": ("transplanted",), "prompts": [PROMPTS[0], PROMPTS[3]]},
     "prompt 0 has no span 'needle'": {"kinds": ("shifted",), "span": "needle"},
-    "effects.step is 0": {"kinds": ("rounded",), "step": 0.0},
-    "effects.draws is 0": {"draws": 0},
     "nothing stands before token 0 of prompt 0": {
         "prompts": [Prompt((3, 4, 5), generated=(0, 2))]
     },  # was read from the last token

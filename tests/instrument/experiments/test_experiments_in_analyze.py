@@ -102,8 +102,6 @@ def test_a_model_that_cannot_take_longer_prompts_or_other_tokens_is_refused(brid
         planned(learned, TASK.prompts(4), ("extrapolation",), TASK)
     with pytest.raises(InputError, match="by 'lm_infinite': this model's positions allow plain"):
         planned(bridge_for(TASK, "cope"), TASK.prompts(4), (Extrapolation(methods=("lm_infinite",)),), TASK)
-    with pytest.raises(InputError, match=r"the task niah has \d+ tokens, the model"):
-        planned(bridge, TASK.prompts(4), ("perturbation",), make_task("niah"))
     with pytest.raises(InputError, match="nothing to predict for reversal"):
         planned(bridge, [Prompt(tokens=(3, 4, 5))], ("perturbation",), TASK)
     with pytest.raises(InputError, match="nothing stands before token 0 of prompt 0"):

@@ -64,11 +64,6 @@ def test_hooks_on_the_bridge_take_part_and_are_gone_after(bridge, reversal):
     assert float(ri.score(bridge, **asked)["scores"]["mean_score"].sel(test_set="20")) == 1.0
 
 
-def test_generated_answers_of_a_bridge_are_scored_as_forced_ones(bridge):
-    forced, generated = (ri.score(bridge, test_sets=["22"], count=6, answers=kind) for kind in ("forced", "generated"))
-    assert_array_equal(forced["scores"]["score"], generated["scores"]["score"])
-
-
 def test_a_model_knows_its_task_and_other_tasks_are_asked_for_by_name(bridge):
     assert task_of(bridge).options() == make_task("reversal").options()
     assert task_of(bridge, longest_test=40).options()["longest_test"] == 40
@@ -81,13 +76,6 @@ def test_a_model_knows_its_task_and_other_tasks_are_asked_for_by_name(bridge):
     with pytest.raises(InputError, match="the model does not say which task it was trained on; name one"):
         ri.score(nameless)
     assert ri.score(nameless, make_task("reversal"), ["3"], count=2)["scores"]["score"].shape == (1, 2)
-
-
-def test_a_run_of_scores_is_written_and_read_like_any_other(reversal, tmp_path):
-    ri.write_run(reversal, tmp_path / "run.nc")
-    again = ri.read_run(tmp_path / "run.nc")
-    assert_array_equal(again["scores"]["score"], reversal["scores"]["score"])
-    assert again.attrs["checkpoint_digest"] == reversal.attrs["checkpoint_digest"]
 
 
 @pytest.fixture(scope="module")

@@ -20,9 +20,9 @@ def logit_maps(queries, keys, valid, window, scale):
     return component_maps(queries, keys).sum(2).mul(scale).masked_fill(~seen(valid, window)[:, None], 0)
 
 
-@pytest.mark.parametrize("tokens", [1, 7, 128, 131, 300])
-@pytest.mark.parametrize("window", [None, 1, 5, 100, 128, 1000])
-@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("tokens", [1, 7, 131, 300])
+@pytest.mark.parametrize("window", [None, 1, 100, 128, 1000])
+@pytest.mark.parametrize("kv_heads", [4, 1])
 def test_sums_equal_those_of_the_whole_map(tokens, window, kv_heads):
     queries, keys, valid = random_features(tokens, kv_heads)
     queries = queries.masked_fill(~valid[:, None, :, None], float("nan"))

@@ -14,7 +14,6 @@ from repo_interp.measures.kernels.heads import MEMORY, HeadBlock, head_blocks, r
 from repo_interp.measures.kernels.rotary_components import (
     ComponentSums,
     component_moments,
-    curve_shares,
     pair_components,
     variance_accounted_as_printed,
 )
@@ -109,18 +108,6 @@ def test_vaf_of_components_and_bands_by_their_definitions(bands):
             assert_close(of_bands[prompt, :, number], 100 * (1 - left / whole), rtol=1e-10, atol=1e-10)
         printed = 100 * (1 - (logits[:, None] - values).sum(-1) / logits.sum(-1, keepdim=True))
         assert_close(variance_accounted_as_printed(values.sum(-1)), printed, rtol=1e-9, atol=1e-9)
-
-
-def test_vaf_on_curves_counts_each_distance_once_and_leaves_out_those_without_pairs():
-    profiles = torch.randn(2, 1, 5, 9, dtype=torch.float64)
-    pairs = torch.tensor([9, 8, 7, 6, 5, 4, 3, 0, 0]).double().expand(2, 1, 9)
-    shares = curve_shares(profiles, pairs)
-    for number in range(2):
-        curves = profiles[number, 0, :, :7] / pairs[number, 0, :7]
-        whole = curves.sum(0)
-        expected = 100 * (1 - (whole - curves).var(-1, correction=0) / whole.var(correction=0))
-        assert_close(shares["vaf_curve"][number, 0], expected)
-        assert_close(shares["vaf_curve_printed"][number, 0], 100 * curves.sum(-1) / whole.sum())
 
 
 def test_one_component_alone_accounts_for_everything_and_a_constant_one_for_nothing():

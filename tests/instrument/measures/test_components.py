@@ -124,15 +124,7 @@ def test_mean_over_prompts_is_the_mean_of_each_and_needs_no_axis_prompt():
     each = measured(inputs)
     mean = measured(inputs, measure=Components(training_length=16, prompts="mean"))
     assert "prompt" not in mean.dims
-    for name in (
-        "vaf",
-        "vaf_printed",
-        "vaf_curve",
-        "vaf_curve_printed",
-        "vaf_band",
-        "position_reach",
-        "still_share",
-    ):
+    for name in ("vaf", "vaf_printed", "vaf_curve", "vaf_curve_printed", "vaf_band", "position_reach", "still_share"):
         assert_allclose(mean[f"{name}_mean"], each[name].mean("prompt"), rtol=1e-4, atol=1e-4)
         assert_allclose(mean[f"{name}_deviation"], each[name].std("prompt"), rtol=1e-3, atol=1e-3)
 
@@ -143,8 +135,7 @@ def test_heads_on_request_average_to_the_mean_and_chosen_heads_stay_theirs():
     assert "head_component_by_distance" not in mean
     xr.testing.assert_allclose(heads["component_by_distance"], mean["component_by_distance"])
     xr.testing.assert_allclose(
-        heads["head_component_by_distance"].sum("component"),
-        heads["logit_by_distance"].transpose(..., "distance"),
+        heads["head_component_by_distance"].sum("component"), heads["logit_by_distance"].transpose(..., "distance")
     )
     some = measured(select_heads(inputs, [3, 1]))
     assert_allclose(some["vaf"], mean["vaf"][:, :, [3, 1]], rtol=1e-5)

@@ -17,12 +17,7 @@ from torch.testing import assert_close
 import repo_interp as ri
 from repo_interp.errors import InputError
 from repo_interp.measures.gates import Gates
-from repo_interp.measures.kernels.gate_sums import (
-    attention_from_position,
-    gate_sums,
-    gates_of_rows,
-    last_segment_sums,
-)
+from repo_interp.measures.kernels.gate_sums import attention_from_position, gate_sums, gates_of_rows, last_segment_sums
 from repo_interp.models.capture import capture
 from repo_interp.models.reposition import attentions
 from repo_interp.run import read_run, write_run
@@ -263,27 +258,6 @@ def test_capture_hands_over_what_the_gates_of_each_variant_look_at(layout, optio
         assert_close(by_map[visible], added[visible], atol=1e-5, rtol=1e-5)
         assert_close(inputs.position_logits(rows)[visible], added[visible], atol=1e-5, rtol=1e-5)
         assert not attention.position_logits._forward_pre_hooks
-
-
-def test_a_layer_that_counts_nothing_has_no_gate_features():
-    seen = []
-    capture(ri.reposition(tiny("llama"), "rope,kerple,repo"), TOKENS, torch.ones(2, 20).bool(), torch.arange(2), seen.append)
-    assert [inputs.gate_features for inputs in seen] == [None] * 3
-
-
-def test_values_that_are_not_finite_are_named():
-    model = awake("cope", {"gates": "values"})
-    next(attentions(model)).module.v_proj.weight.data[0, 0] = math.nan
-    with pytest.raises(InputError, match="gate_features of layer 0, key-value head 0 in prompt 0 are NaN or infinite"):
-        capture(model, TOKENS, torch.ones(2, 20).bool(), torch.arange(2), lambda inputs: None)
-
-
-def test_bfloat16_gates_are_counted_in_float32():
-    seen = []
-    model = awake("cope", {"gates": "separate_keys"}).to(torch.bfloat16)
-    capture(model, TOKENS, torch.ones(2, 20).bool(), torch.arange(2), seen.append)
-    assert seen[0].gate_features.dtype == torch.float32
-    assert gates_of_rows(seen[0], torch.arange(20)).dtype == torch.float32
 
 
 # through analyze ------------------------------------------------------------------------------------------------------------------

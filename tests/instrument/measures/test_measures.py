@@ -248,10 +248,7 @@ def test_the_same_prompt_is_not_counted_twice():
 def test_sums_add_where_axes_grow():
     def part(distances):
         return Statistics(
-            sums=xr.Dataset(
-                {"s": (("layer", "distance"), np.ones((1, distances)))},
-                {"layer": [0], "distance": range(distances)},
-            )
+            sums=xr.Dataset({"s": (("layer", "distance"), np.ones((1, distances)))}, {"layer": [0], "distance": range(distances)})
         )
 
     assert merge([part(2), part(4), part(3)]).sums["s"].values.tolist() == [[3, 3, 2, 1]]

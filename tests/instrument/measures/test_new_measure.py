@@ -12,7 +12,6 @@ import xarray as xr
 import repo_interp as ri
 from repo_interp import entry_points
 from repo_interp.cli import main
-from repo_interp.errors import InputError
 from repo_interp.measures.catalogue import measure_named, measure_names
 from repo_interp.measures.labels import described, of_layer
 from repo_interp.measures.statistics import Measure, Needs, Statistics, as_measure, merge, of_training_length
@@ -74,12 +73,6 @@ def test_the_command_measures_it_like_any_other(walk, tmp_path):
     assert walked["longest"].dims == ("prompt", "layer", "head", "kind") and "scheme" in walked.coords
     np.testing.assert_array_equal(walked["first"], positions.sel(prompt=0))
     assert set(np.unique(walked["longest"] * run.attrs["training_length"])) <= {0, 1}  # a step of the token index
-
-
-def test_what_it_needs_is_asked_for_before_the_first_pass(walk):
-    bridge = ri.zoo("niah/rope")
-    with pytest.raises(InputError, match="has no span 'generated', which the measure 'walk' needs"):
-        ri.analyze(bridge, [ri.tasks.Prompt(tokens=(3, 4, 5))], ("walk",))
 
 
 def test_the_first_prompt_is_merged_from_the_one_batch_that_holds_it():

@@ -186,17 +186,6 @@ def test_without_a_training_length_nothing_is_measured():
         measured(random_inputs(scheme="rope"), training_length=None)
 
 
-def test_bad_parameters_are_named():
-    with pytest.raises(InputError, match=r"rotation\.semantic is 'exact'; wanted one of signed, printed"):
-        Rotation(semantic="exact")
-    with pytest.raises(InputError, match="wanted a number from 0"):
-        Rotation(prominence=-1.0)
-    with pytest.raises(InputError, match="training_length is 0; wanted a whole number from 1"):
-        Rotation(training_length=0)
-    with pytest.raises(InputError, match="give training_length in tokens"):
-        measured(random_inputs(scheme="rope"), training_length=None)
-
-
 def test_where_no_head_has_components_and_logits_are_no_dot_product_there_is_no_correlation():
     """Rows are written out there, of no head at all."""
     group = measured(replace(random_inputs(), softcap=1.0), prominence=1e9)

@@ -79,27 +79,7 @@ def test_blocks_of_code_begin_with_their_decorators_and_its_comments_are_no_sect
 
 
 def test_sections_begin_with_their_headings():
-    wiki = [
-        "=",
-        " =",
-        " Life",
-        " =",
-        " =",
-        "\n",
-        " He",
-        " was",
-        ".",
-        "\n",
-        " =",
-        " =",
-        " Work",
-        " =",
-        " =",
-        "\n",
-        " He",
-        " wrote",
-        ".",
-    ]
+    wiki = cut("=| =| Life| =| =|\n| He| was|.|\n| =| =| Work| =| =|\n| He| wrote|.")
     assert begins("sections", wiki) == [" ="] and segments_of("sections", 19, {}, wiki)[10] == 1
     assert begins("sections", ["# ", "One", "\n", "text", "\n", "## ", "Two", "\n", "#", "hash"]) == ["## "]
 

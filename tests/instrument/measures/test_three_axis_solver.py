@@ -47,16 +47,6 @@ def some_pairs(n=31, seed=0):
     ]
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 17, 64, 130])
-def test_the_banded_solve_is_the_dense_ridge_solve(n):
-    matrix = design(triangle(n))
-    values = 3 + np.random.default_rng(n).normal(size=(len(matrix), 3))
-    expected = ridge_solve(matrix, values)
-    found = joined(fit_triangle(split((matrix.T @ values).T), RIDGE)).T
-    assert_allclose(found, expected, atol=1e-11)
-    assert_allclose(matrix @ found, matrix @ expected, atol=1e-11)
-
-
 @pytest.mark.parametrize("ridge", [1e-8, 1e-3, 10.0])
 def test_any_ridge(ridge):
     matrix = design(triangle(20))

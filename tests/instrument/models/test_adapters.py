@@ -158,6 +158,7 @@ def test_the_scores_are_those_of_what_is_stored(adapter):
         assert np.mean(task.score(forced_responses(model, task, prompts), prompts)) == stated["test_sets"][test_set]
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_every_command_takes_it(adapter, base, tmp_path, capsys):
     assert main(["inspect", str(adapter)]) == 0
     assert "an adapter on top of" in capsys.readouterr().out
@@ -186,7 +187,7 @@ def test_what_is_loaded_is_whole_and_is_saved_as_that(adapter, tmp_path):
     assert torch.equal(AutoModelForCausalLM.from_pretrained(adapter)(TOKENS).logits, model(TOKENS).logits)
 
 
-@pytest.mark.parametrize("scheme", ["nope", "cope", "alibi", "learned"])
+@pytest.mark.parametrize("scheme", ["cope", "learned"])
 def test_other_schemes_make_adapters_too(base, tmp_path, scheme):
     directory = adapted_on(base, tmp_path / scheme, scheme=scheme, steps=2)
     assert layout(load_model(directory)) == (scheme,) * LAYERS

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from families import CONFIGS, tiny
+from families import tiny
+from hooks import hooks_of
 from torch import nn
 from transformers import AutoModelForCausalLM
 
@@ -17,7 +18,6 @@ from repo_interp.plots.views.atlas import atlas_table
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.tasks.prompt import Prompt
 
-NORMS_OUTPUT = ("olmo2", "olmo3", "gemma2", "gemma3", "gemma3_text")
 ROWS = torch.tensor([3, 9])
 ANSWERS = torch.tensor([7, 20])
 
@@ -28,64 +28,9 @@ def changed(config, factors):
     return config
 
 
-def hooks_of(model):
-    return [hook for module in model.modules() for hook in module._forward_hooks]
-
-
-def written_by_attention(model, tokens) -> dict[int, torch.Tensor]:
-    """What attention adds to the residual stream in each layer [token, width], after any norm of its output."""
-    added: dict[int, torch.Tensor] = {}
-    handles = []
-    for number, layer in enumerate(decoder_of(model).layers):
-        normed = decoder_of(model).config.model_type in NORMS_OUTPUT
-        module = layer.post_attention_layernorm if normed else layer.self_attn
-
-        def keep(module, arguments, output, number=number):
-            added[number] = (output[0] if isinstance(output, tuple) else output)[0]
-
-        handles.append(module.register_forward_hook(keep))
-    with torch.no_grad():
-        decoder_of(model)(tokens, use_cache=False)
-    for handle in handles:
-        handle.remove()
-    return added
-
-
-@pytest.mark.parametrize("family", CONFIGS)
-def test_contributions_of_all_heads_and_keys_are_those_of_attention(family):
-    model = ri.reposition(tiny(family), "repo@1")
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" in name:
-                parameter.add_(0.3 * torch.randn_like(parameter))
-    before = hooks_of(model)
-    tokens = torch.randint(3, 64, (1, 12))
-    moved: dict[int, torch.Tensor] = {}
-
-    def receive(inputs):
-        values = expand_heads(path.values.pop(inputs.layer), inputs.heads)[0]
-        moved[inputs.layer] = (inputs.logits(ROWS)[0].softmax(-1) @ values).transpose(0, 1)
-
-    with direct_path(model) as path:
-        capture(model, tokens, torch.ones_like(tokens, dtype=torch.bool), torch.zeros(1, dtype=torch.long), receive)
-        found = {layer: path.contributions(layer, values, ROWS, ANSWERS) for layer, values in moved.items()}
-    final = {}
-    handle = decoder_of(model).norm.register_forward_hook(
-        lambda module, given, output: final.update(given=given[0], output=output)
-    )
-    added = written_by_attention(model, tokens)
-    handle.remove()
-    unembedding = inner(model.get_output_embeddings()).weight.detach()
-    factors = final["output"][0] / final["given"][0]  # elementwise: gain times the factor of the row
-    directions = (unembedding[ANSWERS] - unembedding.mean(0)) * factors[ROWS]
-    for layer, contributions in found.items():
-        expected = (added[layer][ROWS] * directions).sum(-1)
-        torch.testing.assert_close(contributions.sum(-1), expected.detach(), rtol=2e-4, atol=2e-5)
-    assert set(found) == {attention.layer_idx for attention in attentions(model)}
-    assert hooks_of(model) == before
-
-
-OTHERS = {
+FAMILIES = {
+    **dict.fromkeys(("llama", "qwen3"), (lambda layer: layer.self_attn, lambda decoder: decoder.norm, {})),
+    **dict.fromkeys(("olmo2", "gemma2"), (lambda layer: layer.post_attention_layernorm, lambda decoder: decoder.norm, {})),
     "gpt_neox": (lambda layer: layer.attention, lambda decoder: decoder.final_layer_norm, {}),
     "gpt2": (lambda layer: layer.attn, lambda decoder: decoder.ln_f, {}),
     "opt": (lambda layer: layer.self_attn, lambda decoder: decoder.decoder.final_layer_norm, {}),
@@ -99,19 +44,20 @@ OTHERS = {
         {"residual_multiplier": 0.25, "logits_scaling": 8.0, "attention_multiplier": 0.3},
     ),
 }
-"""Families with other norms, gates and factors: what attention adds, the last norm, and factors of the configuration."""
+"""Families with their norms, gates and factors: what attention adds, the last norm, and factors of the configuration."""
 
 
-@pytest.mark.parametrize("family", OTHERS)
-def test_norms_gates_and_factors_of_other_families_are_followed(family):
+@pytest.mark.parametrize("family", FAMILIES)
+def test_contributions_of_all_heads_and_keys_are_those_of_attention_through_norms_gates_and_factors(family):
     """Against a derivative: how logits answer when what attention adds, but its bias, grows behind a frozen last norm."""
-    attended, last, factors = OTHERS[family]
+    attended, last, factors = FAMILIES[family]
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(changed(small_configuration(family), factors)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.add_(0.2 * torch.randn_like(parameter)) if "norm" in name or "ln_" in name or "bias" in name else None
     model = with_layout(model, None)
+    before = hooks_of(model)
     tokens, moved, added, kept = torch.randint(3, 60, (1, 12)), {}, {}, {}
 
     def receive(inputs):
@@ -121,6 +67,7 @@ def test_norms_gates_and_factors_of_other_families_are_followed(family):
     with direct_path(model) as path:
         capture(model, tokens, torch.ones_like(tokens, dtype=torch.bool), torch.zeros(1, dtype=torch.long), receive)
         found = {layer: path.contributions(layer, values, ROWS, ANSWERS) for layer, values in moved.items()}
+    assert hooks_of(model) == before and set(found) == {attention.layer_idx for attention in attentions(model)}
     decoder, norm = decoder_of(model), last(decoder_of(model))
     handles = [norm.register_forward_hook(lambda module, given, output: kept.update(given=given[0]))]
     for attention in attentions(model):

@@ -8,7 +8,6 @@ import math
 import resource
 import shutil
 import signal
-import struct
 import zipfile
 from pathlib import Path
 
@@ -219,6 +218,7 @@ def test_it_is_converted_once_and_anew_when_it_changes(written):
     assert not [path for path in directory.parent.iterdir() if path.name.endswith(".unfinished")]
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_every_command_takes_it(written, tmp_path, capsys):
     _, file = written
     assert main(["inspect", str(file)]) == 0
@@ -228,58 +228,29 @@ def test_every_command_takes_it(written, tmp_path, capsys):
     assert ri.read_run(tmp_path / "run").attrs["layout"] == "rope,rope"
 
 
-ENDLESS = b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"a" + struct.pack("<IIQ", 9, 4, 1 << 60)
-"""An array of 2^60 numbers, and nothing behind it."""
-
-
-@pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF" + bytes(64), b"PK\x03\x04" + bytes(64), ENDLESS])
-def test_what_is_no_gguf_file_is_refused_in_one_line(tmp_path, content, capsys):
-    file = tmp_path / "broken.gguf"
-    file.write_bytes(content)
-    assert main(["inspect", str(file)]) == 2
-    error = capsys.readouterr().err
-    assert "broken.gguf" in error
-    assert error.count("\n") == 1
-    assert not list((tmp_path / "cache").rglob("*"))
+def scaled(kind=None, factor=4.0, **more):
+    """Keys of a scaling of the rotation."""
+    said = {"type": kind, "factor": factor, **more}
+    return {f"rope__scaling__{key}": value for key, value in said.items() if value is not None}
 
 
 ROTATIONS = {
-    "none": ({"rope__scaling__type": "none", "rope__scaling__factor": 4.0}, None, frequencies_of(), 1.0),
+    "none": (scaled("none"), None, frequencies_of(), 1.0),
     "another base": ({"rope__freq_base": 500.0}, None, frequencies_of(500.0), 1.0),
-    "linear": ({"rope__scaling__type": "linear", "rope__scaling__factor": 4.0}, None, frequencies_of() / 4, 1.0),
-    "a factor without a type": ({"rope__scaling__factor": 4.0}, None, frequencies_of() / 4, 1.0),
+    "linear": (scaled("linear"), None, frequencies_of() / 4, 1.0),
+    "a factor without a type": (scaled(), None, frequencies_of() / 4, 1.0),
     "linear under its old name": ({"rope__scale_linear": 4.0}, None, frequencies_of() / 4, 1.0),
-    "yarn": (
-        {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0, "rope__scaling__original_context_length": 16},
-        None,
-        yarn_frequencies(4, 16),
-        1 + 0.1 * math.log(4),
-    ),
+    "yarn": (scaled("yarn", original_context_length=16), None, yarn_frequencies(4, 16), 1 + 0.1 * math.log(4)),
     "yarn with its own ends": (
-        {
-            "rope__scaling__type": "yarn",
-            "rope__scaling__factor": 8.0,
-            "rope__scaling__yarn_beta_fast": 4.0,
-            "rope__scaling__yarn_beta_slow": 0.05,
-            "rope__scaling__attn_factor": 0.8,
-        },
+        scaled("yarn", 8.0, yarn_beta_fast=4.0, yarn_beta_slow=0.05, attn_factor=0.8),
         None,
         yarn_frequencies(8, 64, 4.0, 0.05),
         0.8 * (1 + 0.1 * math.log(8)),
     ),
-    "llama 3": (
-        {"rope__freq_base": 2000.0},
-        factors_of_llama_3(2000.0, 8.0, 8192),
-        frequencies_of(2000.0) / factors_of_llama_3(2000.0, 8.0, 8192),
-        1.0,
-    ),
-    "llama 3 of another length": (
-        {"rope__freq_base": 100.0},
-        factors_of_llama_3(100.0, 32.0, 64),
-        frequencies_of(100.0) / factors_of_llama_3(100.0, 32.0, 64),
-        1.0,
-    ),
 }
+for name, released in {"llama 3": (2000.0, 8.0, 8192), "llama 3 of another length": (100.0, 32.0, 64)}.items():
+    factors = factors_of_llama_3(*released)
+    ROTATIONS[name] = {"rope__freq_base": released[0]}, factors, frequencies_of(released[0]) / factors, 1.0
 
 
 @pytest.mark.parametrize("name", ROTATIONS)
@@ -317,45 +288,26 @@ def test_biases_of_a_llama_are_used(tmp_path):
     np.testing.assert_allclose(ri.load(file)(TOKENS)[0].detach().numpy(), wanted, atol=2e-4)
 
 
+def rope_of(kind="default", theta=1e4, **more):
+    return {"rope_type": kind, "rope_theta": theta, **more}
+
+
 GEMMA = {"head_dim": 16, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True, "sliding_window": 8}
+GEMMA |= {"query_pre_attn_scalar": 16, "rope_parameters": rope_of()}
 WIDE = {"attention__key_length": 16, "attention__value_length": 16, "rope__dimension_count": 16}
+BY_TYPE = {"full_attention": rope_of("linear", 1e5, factor=8.0), "sliding_attention": rope_of()}
 OTHERS = {
-    "qwen2": ("qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, {}),
-    "qwen3": (
-        "qwen3",
-        {"head_dim": 16, "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
-        WIDE | {"rope__scaling__factor": 2.0},
-    ),
+    "qwen2": ("qwen2", {"rope_parameters": rope_of()}, {}),
+    "qwen3": ("qwen3", {"head_dim": 16, "rope_parameters": rope_of("linear", factor=2.0)}, WIDE | scaled(factor=2.0)),
     "gemma2": (
         "gemma2",
-        GEMMA
-        | {
-            "query_pre_attn_scalar": 16,
-            "attn_logit_softcapping": 5.0,
-            "final_logit_softcapping": 3.0,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
-        },
+        GEMMA | {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
         WIDE | {"attention__sliding_window": 8, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
     ),
     "gemma3": (
         "gemma3_text",
-        GEMMA
-        | {
-            "query_pre_attn_scalar": 16,
-            "num_hidden_layers": 6,
-            "rope_parameters": {
-                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e5},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-            },
-        },
-        WIDE
-        | {
-            "attention__sliding_window": 8,
-            "block_count": 6,
-            "rope__freq_base": 1e5,
-            "rope__scaling__type": "linear",
-            "rope__scaling__factor": 8.0,
-        },
+        GEMMA | {"num_hidden_layers": 6, "rope_parameters": BY_TYPE},
+        WIDE | {"attention__sliding_window": 8, "block_count": 6, "rope__freq_base": 1e5} | scaled("linear", 8.0),
     ),
 }
 

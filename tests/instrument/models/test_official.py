@@ -29,11 +29,7 @@ def test_positions_and_logits_are_the_original_codes(name, official, expected):
     assert_allclose(logits, arrays["logits"], atol=2e-4)
     for row, layer in enumerate(arrays["repo_layers"]):
         positions = cache[f"blocks.{layer}.attn.hook_positions"].numpy()
-        assert_allclose(
-            np.broadcast_to(positions, arrays["pred_indices"][row].shape),
-            arrays["pred_indices"][row],
-            atol=5e-4,
-        )
+        assert_allclose(np.broadcast_to(positions, arrays["pred_indices"][row].shape), arrays["pred_indices"][row], atol=5e-4)
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -93,16 +92,6 @@ def test_no_other_library_loads_positions_that_it_does_not_have(made):
     assert ["PeftModel", str(made["adapter/rope"])] in loaded  # plain RoPE, which peft has
 
 
-def test_they_load_here_as_before(made):
-    tokens = torch.arange(8)[None]
-    for name, path in made.items():
-        layout = name.split("/")[1]
-        assert ri.layout(load_model(path)) == (layout, layout)
-        if name.endswith("theirs"):
-            written_by_us = load_model(made[name.removesuffix("/theirs")])
-            assert torch.equal(load_model(path)(tokens).logits, written_by_us(tokens).logits)
-
-
 def test_what_was_written_before_loads_and_has_the_same_digest(made):
     """The number of layers was a number once; runs, trainings and figures name checkpoints by digests from then."""
     path = made["llama/repo"]
@@ -114,17 +103,6 @@ def test_what_was_written_before_loads_and_has_the_same_digest(made):
     assert torch.equal(load_model(path)(torch.arange(8)[None]).logits, logits)
     assert checkpoint_digest(path) == digest
     file.write_text(written)
-
-
-@pytest.mark.parametrize(
-    "layout", [None, [], {}, {"layers": None}, {"layers": []}, {"layers": ["repo", "unknown"]}, {"layers": ["repo"]}]
-)
-def test_a_layout_that_names_no_layers_is_refused(made, tmp_path, layout):
-    shutil.copytree(made["llama/repo"], tmp_path / "copy")
-    file = tmp_path / "copy" / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"position_layout": layout}))
-    with pytest.raises(ri.InputError, match=r"position_layout is .*; wanted one known scheme|the weights do not fit the layout"):
-        load_model(tmp_path / "copy")
 
 
 def test_every_shipped_checkpoint_is_written_so(made):

@@ -158,16 +158,6 @@ def test_a_group_without_a_view_has_maps_a_table_and_figures_of_what_it_gives_by
     assert '"title":"share, kind other"' in page and '"prompts":{"numbers":[0,5],"values":[[[0.0,1.0,2.0],' in page
 
 
-def test_a_function_of_another_package_becomes_a_section_and_is_drawn_once(small, other_package, no_pictures, tmp_path):
-    other_package("figures")
-    assert write_report(with_norms(small), tmp_path / "report.html", tmp_path / "figures") == []
-    assert sys.modules["norm_views"].drawn == ["norms"]
-    assert (tmp_path / "figures" / "norms.png").is_file()
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    section = page.partition('<section id="mean_norm"')[2].partition("</section>")[0]
-    assert "Mean norm" in section and "A measure of another package: norm of keys." in section and 'alt="Norms"' in section
-
-
 def test_a_view_of_another_package_gives_all_that_ours_give(small, other_package, no_pictures, tmp_path):
     other_package("VIEW")
     shown = with_norms(small)

@@ -43,26 +43,6 @@ def test_the_shortest_name_is_used():
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("RePo", "unknown position scheme 'RePo'; known are rope, nope, repo"),
-        ("", "unknown position scheme ''"),
-        ("repo@", "after @ stands a layer"),
-        ("repo@-1", "not '-1'"),
-        ("repo@1/0", "not '1/0'"),
-        ("repo@3/2", "starts at layer 6; the model's layers are 0 to 3"),
-        ("repo@4", "starts at layer 4"),
-        ("rope,repo", "names 2 layers; the model has 4"),
-        ("learned@2", "for all layers or none"),
-        ("learned,learned,rope,rope", "for all layers or none"),
-    ],
-)
-def test_what_does_not_fit_is_refused(text, message):
-    with pytest.raises(ValueError, match=message):
-        parse_layout(text, 4)
-
-
-@pytest.mark.parametrize(
     ("text", "named"),
     [("repo@1/3", ("repo",)), ("r2n1@5", ("rope", "nope")), ("rope,cope, rope", ("rope", "cope")), (" nope ", ("nope",))],
 )

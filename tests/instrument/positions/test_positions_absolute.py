@@ -15,25 +15,8 @@ def test_adds_the_vector_of_each_tokens_index():
     for prompt in range(2):
         for token in range(4):
             torch.testing.assert_close(
-                absolute(embeddings, index)[prompt, token],
-                embeddings[prompt, token] + absolute.weight[index[prompt, token]],
+                absolute(embeddings, index)[prompt, token], embeddings[prompt, token] + absolute.weight[index[prompt, token]]
             )
-
-
-def test_left_padding_gets_nothing_and_moves_no_token():
-    absolute = AbsoluteEmbedding(4, 3)
-    embeddings = torch.randn(1, 4, 3)
-    padded = torch.cat((torch.zeros(1, 3, 3), embeddings), dim=1)
-    valid = torch.tensor([[0, 0, 0, 1, 1, 1, 1]])
-    found = absolute(padded, valid.cumsum(-1) - 1)
-    assert (found[:, :3] == 0).all()
-    torch.testing.assert_close(found[:, 3:], absolute(embeddings, torch.arange(4)[None]))
-
-
-def test_a_cached_token_gets_the_vector_it_has_in_the_whole_prompt():
-    absolute, embeddings = AbsoluteEmbedding(4, 3), torch.randn(2, 4, 3)
-    whole = absolute(embeddings, torch.arange(4)[None])
-    torch.testing.assert_close(absolute(embeddings[:, 3:], torch.tensor([[3]])), whole[:, 3:])
 
 
 def test_a_prompt_beyond_the_table_is_an_error_that_names_both():

@@ -19,6 +19,8 @@ def test_the_index_is_its_own_position():
     positions = TokenIndex()(HIDDEN, INDEX)
     assert positions.shape == (2, 1, 5) and positions.dtype == torch.float32
     assert_allclose(positions[1, 0], [3, 4, 5, 6, 7])
+    far = torch.tensor([[0, 2**24 - 1]])
+    assert torch.equal(TokenIndex()(HIDDEN[:1, :2].bfloat16(), far), far[None].float())
 
 
 @pytest.mark.parametrize(("representation", "width"), [(None, 2), (7, 7)])

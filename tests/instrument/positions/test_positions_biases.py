@@ -5,14 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from repo_interp.positions.biases import (
-    FIRE,
-    ALiBi,
-    KerpleLog,
-    KerplePower,
-    PositionBias,
-    geometric_slopes,
-)
+from repo_interp.positions.biases import FIRE, ALiBi, KerpleLog, KerplePower, PositionBias, geometric_slopes
 
 BIASES = (ALiBi, KerpleLog, KerplePower, FIRE)
 
@@ -32,10 +25,7 @@ def test_slopes_are_a_geometric_series_that_ends_at_a_256th(heads):
 
 def test_slopes_can_be_another_series():
     assert geometric_slopes(4, first=1.0, ratio=0.25).tolist() == [1.0, 1 / 4, 1 / 16, 1 / 64]
-    assert bias_of(ALiBi(2, first=3.0, ratio=0.5), torch.tensor([2.0]), torch.tensor([0.0])).tolist() == [
-        [[-6.0]],
-        [[-3.0]],
-    ]
+    assert bias_of(ALiBi(2, first=3.0, ratio=0.5), torch.tensor([2.0]), torch.tensor([0.0])).tolist() == [[[-6.0]], [[-3.0]]]
 
 
 def test_slopes_of_eight_heads_are_a_half_to_a_256th_and_no_head_is_refused():

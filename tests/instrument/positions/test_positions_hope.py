@@ -64,10 +64,7 @@ def test_replaced_components_go_round_the_kept_ones_when_there_are_fewer_of_them
 
 def test_a_hope_logit_is_the_rotated_high_part_plus_the_plain_low_part():
     torch.manual_seed(0)
-    queries, keys = (
-        torch.randn(2, 3, 5, 64, dtype=torch.float64),
-        torch.randn(2, 3, 5, 64, dtype=torch.float64),
-    )
+    queries, keys = (torch.randn(2, 3, 5, 64, dtype=torch.float64), torch.randn(2, 3, 5, 64, dtype=torch.float64))
     positions = torch.tensor([0.0, 3.0, 100.0, 700.0, 5000.0], dtype=torch.float64)
     frequencies = FREQUENCIES.double()
     ours = [rotate(x, positions, hope_frequencies(frequencies, LENGTH)) for x in (queries, keys)]

@@ -91,10 +91,7 @@ def slow_bias(scheme: PositionLogits, head: int, query: float, key: float) -> fl
         scale, rate = math.exp(scheme.log_scale[head]), math.exp(scheme.log_rate[head])
         return -scale * math.log(1.0 + rate * distance)
     if isinstance(scheme, KerplePower):
-        scale, exponent = (
-            math.exp(scheme.log_scale[head]),
-            2.0 / (1.0 + math.exp(-scheme.exponent_logit[head])),
-        )
+        scale, exponent = (math.exp(scheme.log_scale[head]), 2.0 / (1.0 + math.exp(-scheme.exponent_logit[head])))
         return -scale * distance**exponent
     assert isinstance(scheme, FIRE)
     curvature, threshold = abs(float(scheme.curvature)), abs(float(scheme.threshold_factor) * 5.0)
@@ -291,9 +288,7 @@ def test_the_piecewise_form_is_the_network_itself_with_its_gradients(units):
     arguments = (inputs, weight, bias, output)
     cotangent = torch.randn(direct.shape, dtype=torch.float64, generator=generator)
     for mine, expected in zip(
-        torch.autograd.grad(ours, arguments, cotangent),
-        torch.autograd.grad(direct, arguments, cotangent),
-        strict=True,
+        torch.autograd.grad(ours, arguments, cotangent), torch.autograd.grad(direct, arguments, cotangent), strict=True
     ):
         torch.testing.assert_close(mine, expected, atol=1e-11, rtol=1e-11)
 

@@ -96,15 +96,7 @@ def test_spans_hold_what_they_say(variant, family):
             assert set(prompt.spans[f"needle.{number}.value"]) < set(prompt.spans[f"needle.{number}"])
         starts = [prompt.characters[f"needle.{n}"][0][0] for n in range(1, len(prompt.answers) + 1)]
         assert starts == sorted(starts)
-        for name in (
-            "needle",
-            "query",
-            "query.prefix",
-            "query.key",
-            "needle.1.key",
-            "needle.1.value",
-            "generated",
-        ):
+        for name in ("needle", "query", "query.prefix", "query.key", "needle.1.key", "needle.1.value", "generated"):
             named = "".join("".join(characters(prompt, name)).split())
             indices = prompt.generated if name == "generated" else prompt.spans[name]
             covered = "".join("".join(prompt.token_text[index] for index in indices).split())
@@ -177,10 +169,7 @@ def test_essay_depths_are_ruler_s():
 def test_a_depth_can_be_asked_for(variant, depth):
     for prompt in niah(tokenizer("words"), variant, 1500, 2, depth=depth):
         assert prompt.attributes["depth"] == depth
-        around = (
-            prompt.text[: prompt.characters["needle.1"][0][0]],
-            prompt.text[prompt.characters["needle.1"][0][1] :],
-        )
+        around = (prompt.text[: prompt.characters["needle.1"][0][0]], prompt.text[prompt.characters["needle.1"][0][1] :])
         before, after = around[0].partition("\n")[2], around[1].rpartition("\nWhat is the special")[0]
         units = prompt.attributes["haystack_size"]
         if variant.startswith("single_2") or variant == "multikey_1":
@@ -243,12 +232,9 @@ def test_essays_from_a_file_and_from_docstrings(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"variant": "single_9"}, "wanted one of single_1, .* as the variant, got 'single_9'"),
-        ({"dialect": "helmet"}, "wanted one of ruler, repo as the dialect"),
         ({"answer": "yes"}, "wanted one of reference, none as the answer"),
         ({"length": 200}, r"a multikey_1 prompt takes at least \d+ tokens"),
         ({"count": 0}, "at least one prompt"),
-        ({"depth": 101}, "depth of 0 to 100 percent, got 101"),
         ({"variant": "multivalue", "depth": 50}, "asks for several needles"),
         ({"essay": "absent.txt"}, r"absent\.txt: wanted a text file for the haystack, but No such file"),
         ({"essay": "."}, "Is a directory"),

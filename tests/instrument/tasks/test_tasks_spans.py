@@ -16,10 +16,7 @@ HARD = "Die Straße: One of the special magic numbers for naïve-café🙂 is: 7
 
 def test_tokens_of_no_width_belong_to_nothing_and_shared_characters_to_all():
     offsets = [(0, 0), (0, 1), (0, 1), (0, 1), (1, 2), (2, 2)]
-    assert token_spans(offsets, {"needle": ((0, 1),), "query": ((1, 2),)}, 2) == {
-        "needle": (1, 2, 3),
-        "query": (4,),
-    }
+    assert token_spans(offsets, {"needle": ((0, 1),), "query": ((1, 2),)}, 2) == {"needle": (1, 2, 3), "query": (4,)}
 
 
 def test_parts_keep_to_their_parent_and_may_overlap():

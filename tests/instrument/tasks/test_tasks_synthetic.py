@@ -3,8 +3,6 @@ prompts agree.
 """
 
 import hashlib
-import subprocess
-import sys
 from itertools import product
 
 import numpy as np
@@ -289,12 +287,7 @@ def test_reversal_curriculum_lengths_and_mirror():
     source = prompt.attributes["source"]
     assert [prompt.tokens[at] for at in source] == [prompt.tokens[at] for at in prompt.generated]
     assert source == list(prompt.spans["words"])[::-1]
-    assert [prompt.token_text[at] for at in prompt.spans["instruction"]] == [
-        "Reverse",
-        "the",
-        "following",
-        "words:",
-    ]
+    assert [prompt.token_text[at] for at in prompt.spans["instruction"]] == ["Reverse", "the", "following", "words:"]
     batch = task.sample(np.random.default_rng(0), 500, "20")
     words = batch.tokens[:, 5:25]
     assert len(np.unique(words)) == 32
@@ -571,21 +564,3 @@ def test_random_tokens_are_uniform_and_scored_in_nats():
 def test_unknown_test_sets_are_refused(name):
     with pytest.raises(InputError, match="wanted a test set, one of in_distribution"):
         make_task(name).prompts(1, test_set="9")
-
-
-def test_importing_tasks_loads_no_model_and_the_function_niah_stays_one():
-    """In a fresh interpreter: nothing heavy, none of the neighbours; the module of the same name does not hide the function."""
-    program = """
-import sys
-from itertools import product
-from repo_interp import tasks
-import repo_interp.tasks.niah
-for name in tasks.task_names():
-    tasks.make_task(name)
-assert callable(tasks.niah) and callable(tasks.few_shot_prompts) and callable(tasks.copying_prompts)
-heavy = {"torch", "transformers", "tokenizers", "xarray", "matplotlib", "transformer_lens"}
-ours = {"repo_interp." + name for name in ("measures", "models", "plots", "positions", "training", "experiments")}
-print(sorted((heavy | ours) & sys.modules.keys()))
-"""
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (ran.stdout.strip(), ran.stderr) == ("[]", "")
