@@ -31,7 +31,7 @@ from starlette.routing import Route
 
 from repo_interp.errors import InputError, one_line
 from repo_interp.explorer.messages import Asked, Explored, message
-from repo_interp.models.stored import cache_directory
+from repo_interp.files import cache_directory
 from repo_interp.records import parsed
 
 HOST = "127.0.0.1"

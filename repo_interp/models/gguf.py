@@ -28,10 +28,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Pretra
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from repo_interp.errors import InputError, one_line, refused
-from repo_interp.files import replaced
+from repo_interp.files import cache_directory, replaced
 from repo_interp.models.gguf_header import FACTORS, Header, header_of, require_magic
 from repo_interp.models.gguf_metadata import architecture_of, keys_of
-from repo_interp.models.stored import cache_directory, is_whole
+from repo_interp.models.stored import is_whole
 from repo_interp.models.weights import require_fit
 
 _VERSION = 2

@@ -175,14 +175,15 @@ def of_tokens(prompts: Sequence[Prompt], tokens: int) -> Sequence[Prompt]:
 
 def measures(subject: Subject, options: Options) -> list[Measure]:
     """Every measure that a claim rests on, and the maps that are drawn."""
-    return [*measures_of_twins(subject, options), Maps()]
+    three_axis = ThreeAxis(axes="first_prompt", extras=("position", "shuffled", "held_out"))
+    return [three_axis, *measures_of_twins(subject, options)[1:], Maps()]
 
 
 def measures_of_twins(subject: Subject, options: Options) -> list[Measure]:
     """Those that are compared with random weights."""
     length = length_of(subject, options)
     return [
-        ThreeAxis(axes="first_prompt", extras=("position", "shuffled", "held_out")),
+        ThreeAxis(),
         FakeDistance(),
         Rotation(length),
         Rotation(length, semantic="printed", name="rotation_printed"),

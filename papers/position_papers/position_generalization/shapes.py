@@ -18,11 +18,11 @@ from transformers import LlamaConfig
 
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import Claim, Verdict, verdict
-from position_papers.kit.experiment import Drawing, Experiment, Needs
+from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.rules import AtMost
 from position_papers.kit.subjects import Subject
 from position_papers.position_generalization.fits import P3
-from position_papers.position_generalization.measured import MODEL, Options, is_language_model, prompts_of
+from position_papers.position_generalization.measured import MODEL, Options, prompts_of
 from repo_interp.analysis.analyze import analyze
 from repo_interp.measures.labels import described
 from repo_interp.measures.three_axis import ThreeAxis
@@ -61,9 +61,8 @@ P3_EXCESS = Claim(
 )
 
 
-def first_language_model(subjects: Sequence[Subject]) -> list[list[Subject]]:
-    """The checkpoint whose tokens the text is in."""
-    return [[subject] for subject in subjects if is_language_model(subject)][:1]
+TOKENS_OF = "language/rope"
+"""The checkpoint of the zoo whose tokens the text is in: the small ones, since every shape has as many embeddings."""
 
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.Dataset:
@@ -120,7 +119,7 @@ def _prompts(subject: Subject, options: Options) -> list[Prompt]:
 SHAPES_OF_MODELS = Experiment(
     "shapes",
     (P3_EXCESS,),
-    Needs(first_language_model, "needs a language model, for its text and tokens, such as language/rope", ("language/rope",)),
+    Needs(each(lambda subject: subject.name == TOKENS_OF), f"needs the text and tokens of {TOKENS_OF}", (TOKENS_OF,)),
     measure,
     judge,
     draw,
