@@ -47,13 +47,11 @@ pretrained: env
 	$(BIN)/repo-interp fetch smollm2-135m
 	$(BIN)/repo-interp figures hope --no-zoo --checkpoint smollm2-135m=smollm2-135m --set controls=10 \
 		--out figures/smollm2-135m/random-tokens --cache figures/.cache --overwrite
-	for text in code prose; do \
-		$(BIN)/repo-interp figures position-generalization --no-zoo --checkpoint smollm2-135m=smollm2-135m \
-			--set corpus=pinned-$$text --out figures/smollm2-135m/$$text --cache figures/.cache --overwrite || exit 1; \
-	done
 	$(BIN)/repo-interp fetch gemma3-270m
-	$(BIN)/repo-interp figures position-generalization --no-zoo --checkpoint gemma3-270m=gemma3-270m --set corpus=pinned-prose --fast \
-		--out figures/gemma3-270m/prose --cache figures/.cache --overwrite
+	for model in smollm2-135m gemma3-270m; do for text in code prose; do \
+		$(BIN)/repo-interp figures position-generalization --no-zoo --checkpoint $$model=$$model --set corpus=pinned-$$text --fast \
+			--set controls=10 --out figures/$$model/$$text --cache figures/.cache --overwrite || exit 1; \
+	done; done
 	$(BIN)/repo-interp figures position-generalization --no-zoo --checkpoint smollm2-135m=smollm2-135m --experiment extrapolation \
 		--set length=0 --set reach=2 --set longer=8 --set sequences=2 --set batch_size=1 \
 		--out figures/smollm2-135m/long-code --cache figures/.cache --overwrite
