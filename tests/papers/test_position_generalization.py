@@ -20,9 +20,9 @@ from position_papers.kit.subjects import Subject, subject
 from position_papers.position_generalization import disturbed
 from position_papers.position_generalization.extrapolation import EXTRAPOLATION, P7, P7_WINDOWS
 from position_papers.position_generalization.fits import of_heads
-from position_papers.position_generalization.measured import Options, of_tokens
+from position_papers.position_generalization.measured import Measured, Options, of_tokens
 from position_papers.position_generalization.paper import PAPER
-from position_papers.position_generalization.rotation import _near_pi
+from position_papers.position_generalization.rotation import _slow
 from position_papers.position_generalization.tolerance import TOLERANCE, with_rope_twins
 from position_papers.training.configuration import TrainingConfiguration
 from repo_interp.errors import InputError
@@ -113,7 +113,6 @@ def test_verdicts_can_be_recomputed_from_what_is_drawn(results):
     units = {
         "P1": fits["three_axis_r_of_prompts"],
         "P2": fits["fake_distance_r_of_layers"].mean("layer"),
-        "P5": rotation["closed_form_r_of_prompts"],
         "P6": rises,
         "P7 (sliding windows)": drawn["output_traces_rope"]["trace_outside"],
     }
@@ -127,17 +126,19 @@ def test_verdicts_can_be_recomputed_from_what_is_drawn(results):
     assert (fits["tokens"], fits["training_tokens"]) == (LENGTH, LENGTH)
 
 
-def test_components_near_pi_are_slow_dominating_where_they_are_still(results):
+def test_components_are_slow_over_the_training_length(made, results):
+    """As the measure has them where sequences are as long as in training; else as if they turned as much farther."""
     (group,) = (each.data for result in results for each in result.drawings if each.name == "rotation_rope")
-    loose = dict.fromkeys(("prominence", "stability"), 0.3) | {"slow": 100.0, "near_pi": 2.0, "still": 1.0}
-    for chosen in (group.attrs, group.attrs | loose):
-        near = _near_pi(group.assign_attrs(chosen))
-        angles = (np.pi - abs(group["start_angle"]) <= chosen["near_pi"]) & (group["max_rotation"] <= chosen["slow"])
-        assert not (near & ~angles).any()
-    assert near.any()
-    slow = group["slow_dominating"] == 1  # by the measure's own choices
-    measured = _near_pi(group) & (group["max_rotation"] <= group.attrs["still"])
-    assert (measured == slow & (np.pi - abs(group["start_angle"]) <= group.attrs["near_pi"])).all()
+    rope = next(one for one in made[0] if one.name == "rope")
+    whole = Measured(rope, LENGTH, xr.DataTree())
+    for prominence in (group.attrs["prominence"], 0.3):
+        chosen = group.assign_attrs(prominence=prominence, stability=2.0, near_pi=2.0)
+        slow, near, still = _slow(whole, chosen)
+        assert near.any() or prominence > 1
+        assert (slow & near <= still).all() and (slow <= (group["max_rotation"] <= chosen.attrs["slow"])).all()
+        cut = _slow(dataclasses.replace(whole, length=LENGTH // 4), chosen)
+        assert all(map(np.array_equal, cut, _slow(whole, chosen.assign(max_rotation=4 * group["max_rotation"]))))
+    assert (_slow(whole, group)[0] == (group["slow_dominating"] == 1)).all()
 
 
 def test_figures_and_verdicts_are_written(made, results):

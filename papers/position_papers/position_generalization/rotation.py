@@ -2,7 +2,8 @@
 Generalization sec. 3.4, theorem 2, fig. 4, 9): P4, P5.
 
 The rule of P5 was written after an exploratory run on one half-trained checkpoint had been seen. "A few" components are read as at most
-a quarter, and "usually" as half. "Small" and "close to pi" are what the measure asks of a slow dominating component (`Rotation`).
+a quarter, and "usually" as half. "Small" and "close to pi" are what the measure asks of a slow dominating component (`Rotation`). How far
+one turns is over the training length, as in the paper, however short the sequences are.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Observed, beside_null
 from position_papers.kit.subjects import Subject
-from position_papers.position_generalization.fits import by_weights, of_heads
+from position_papers.position_generalization.fits import by_weights, of_heads, rotating_layers
 from position_papers.position_generalization.measured import (
     MODEL,
     SOURCE,
@@ -86,9 +87,9 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Meas
 def judge(measured: Measured) -> Iterator[Verdict]:
     """The verdicts on P4, its part about components near pi, and P5 where a head has slow dominating components."""
     rotation = measured.group("rotation")
-    layers = sorted({layer for layer, _ in rotating_heads(rotation)})
-    heads, components = _slow_dominating(rotation, layers)
-    twins = [_slow_dominating(twin, layers)[0] for twin in measured.of_twins("rotation")]
+    shares, *of_twins = (_slow_shares(measured, group) for group in (rotation, *measured.of_twins("rotation")))
+    heads, twins = float((shares > 0).mean()), [float((each > 0).mean()) for each in of_twins]
+    components = float(shares.where(shares > 0).mean()) if heads else 0.0
     sequences = rotation.sizes["prompt"]
     yield verdict(
         P4,
@@ -134,12 +135,12 @@ def judge(measured: Measured) -> Iterator[Verdict]:
 
 def _still(measured: Measured) -> Verdict:
     """P4 (near pi): of the components that start there, how many are mostly static."""
-    groups = [measured.group("rotation"), *measured.of_twins("rotation")]
-    near = _near_pi(groups[0])
-    share, *twins = (float((group["max_rotation"] <= group.attrs["still"]).where(_near_pi(group)).mean()) for group in groups)
+    groups = [_slow(measured, group) for group in (measured.group("rotation"), *measured.of_twins("rotation"))]
+    near = groups[0][1]
+    share, *twins = (float(still.where(near).mean()) for _, near, still in groups)
     control = f"random weights {np.nanmean(twins):.2g}" if np.isfinite(twins).any() else ""
     none, note = "" if near.any() else "no component starts near pi", f"{int(near.sum())} components start near pi"
-    what, prompts = "share of components near pi that turn little", groups[0].sizes["prompt"]
+    what, prompts = "share of components near pi that turn little", measured.group("rotation").sizes["prompt"]
     return verdict(
         P4_NEAR_PI, measured.name, what, {STILL: share}, share, n=prompts, control=control, note=note, unmeasurable=none
     )
@@ -154,10 +155,9 @@ def draw(measured: Measured) -> Iterator[Drawing]:
         "distance. Every head on its own scale."
     )
     rotation = measured.group("rotation")
-    layers = sorted({layer for layer, _ in rotating_heads(rotation)})
     judged = {
-        "slow_components": _slow_shares(rotation, layers),
-        "slow_heads": by_weights(measured, "rotation", lambda group: (_slow_shares(group, layers) > 0).mean("head")),
+        "slow_components": _slow_shares(measured, rotation),
+        "slow_heads": by_weights(measured, "rotation", lambda group: (_slow_shares(measured, group) > 0).mean("head")),
         "closed_form_r_of_prompts": rotation["closed_form_r"].mean(("layer", "head")),
     }
     yield Drawing(f"rotation_{measured.name}", rotation_grid(measured.run), caption, rotation.assign(judged))
@@ -169,26 +169,26 @@ def _finite_means(twins: Sequence[xr.Dataset]) -> list[float]:
     return [float(np.nanmean(values)) for values in every if np.isfinite(values).any()]
 
 
-def _slow_shares(rotation: xr.Dataset, layers: Sequence[int]) -> xr.DataArray:
+def _slow_shares(measured: Measured, rotation: xr.Dataset) -> xr.DataArray:
     """The share of slow dominating components, of every head of the layers that rotate."""
-    slow = rotation["slow_dominating"].sel(layer=list(layers)) == 1
+    slow = _slow(measured, rotation)[0].sel(layer=rotating_layers(measured))
     return slow.mean("component").reset_coords(drop=True)
 
 
-def _near_pi(rotation: xr.Dataset) -> xr.DataArray:
-    """Which components start near pi, and would be slow dominating however far they turn up to one whole rotation."""
-    size, chosen = np.hypot(rotation["key_mean_re"], rotation["key_mean_im"]), rotation.attrs
+def _slow(measured: Measured, rotation: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray, xr.DataArray]:
+    """Which components are slow dominating over the training length, as the measure has them over the length of its prompts; which start
+    near pi, and would be slow dominating but for that; and which are still.
+    """
+    subject, chosen = measured.subject, rotation.attrs
+    longer = [
+        1.0 if layer in subject.learned else subject.training_length / measured.length for layer in rotation["layer"].values
+    ]
+    turned = rotation["max_rotation"] * xr.DataArray(longer, dims="layer")
     products = rotation["query_norm"] * rotation["key_norm"]
-    prominent = products >= chosen["prominence"] * products.median("component")
-    stable = rotation["key_deviation"] <= chosen["stability"] * size
-    near = np.pi - abs(rotation["start_angle"]) <= chosen["near_pi"]
-    return prominent & stable & near & (rotation["max_rotation"] <= chosen["slow"])
-
-
-def _slow_dominating(rotation: xr.Dataset, layers: Sequence[int]) -> tuple[float, float]:
-    """Share of heads with slow dominating components, and of the components of a head that has some (0 where none has)."""
-    shares = _slow_shares(rotation, layers).values
-    return float((shares > 0).mean()), float(shares[shares > 0].mean()) if (shares > 0).any() else 0.0
+    stable = rotation["key_deviation"] <= chosen["stability"] * np.hypot(rotation["key_mean_re"], rotation["key_mean_im"])
+    slow = (products >= chosen["prominence"] * products.median("component")) & stable & (turned <= chosen["slow"])
+    near, still = np.pi - abs(rotation["start_angle"]) <= chosen["near_pi"], turned <= chosen["still"]
+    return slow & (~near | still), slow & near, still
 
 
 ROTATION = Experiment(

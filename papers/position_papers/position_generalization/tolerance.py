@@ -194,9 +194,10 @@ def _strongest(measured: Measured, kind: str) -> str:
 
 def with_rope_twins(subjects: Sequence[Subject]) -> list[list[Subject]]:
     """Every language model; where it has learned positions, beside the RoPE model to compare it with, if there is one."""
-    groups = [[subject] for subject in subjects if is_language_model(subject)]
+    models = [subject for subject in subjects if is_language_model(subject)]
+    groups = [[subject] for subject in models]
     for group in groups:
-        twin = rope_twin(group[0], subjects) if set(group[0].schemes) & {*LEARNED} else None
+        twin = rope_twin(group[0], models) if set(group[0].schemes) & {*LEARNED} else None
         group += [twin] if twin is not None else []
     return groups
 

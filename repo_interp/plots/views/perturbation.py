@@ -45,7 +45,7 @@ def perturbation_grid(run: xr.DataTree, value: str = "log_perplexity") -> PaperF
         raise InputError(f"values of perturbation are {', '.join(VALUES)}, not {value!r}")
     dataset = group(run, "perturbation")
     cells, worse, reach = worse_than_without(dataset, value)
-    figure = paper_figure(PAGE_WIDTH, 0.95 + 0.26 * cells.sizes["l_max"])
+    figure = paper_figure(PAGE_WIDTH, 0.95 + 0.26 * max(4, cells.sizes["l_max"]))
     axes = figure.subplots(1, cells.sizes["kind"], sharey=True, squeeze=False)[0]
     images = []
     for ax, kind in zip(axes, cells["kind"].values, strict=True):
