@@ -1,4 +1,4 @@
-"""Corpora that have names: what of a package is taken, how repeats are left out and counted, pinned wheels, and windows that grow."""
+"""Corpora that have names: what of a package is taken, how repeats are left out, pinned wheels, and windows that grow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from position_papers.tasks.corpus import repeated, text_record
+from position_papers.tasks.corpus import text_record
 from position_papers.tasks.installed import _number, _of_package
 from position_papers.tasks.pinned import LONGEST, PAGES, _joined, pinned_texts, without_repeats
 from repo_interp import wheels
@@ -59,14 +59,10 @@ def test_pages_are_long_enough_and_lose_nothing():
     assert "\n\n".join(pages) == "\n\n".join(texts)
 
 
-def test_repeats_are_left_out_and_counted():
+def test_repeats_are_left_out():
     first, second = paragraphs(8), paragraphs(8, 4)
     kept = list(without_repeats([first, second]))
     assert kept == [first, paragraphs(4, 8)]
-    line = "a line of thirty characters ..."
-    assert repeated([line, line]) == 0.5
-    assert repeated([line, "short", "short"]) == 0.0
-    assert repeated(kept) == 0.0 < repeated([first, second])
 
 
 @pytest.fixture

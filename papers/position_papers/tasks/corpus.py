@@ -108,8 +108,8 @@ def corpus(path: str, vocabulary: int, tokenizer_file: str) -> Corpus:
 
 
 def text_record(path: str) -> dict[str, str]:
-    """What the corpus of a name is: its packages where they are pinned, how many documents and characters it has, what share of it repeats,
-    and the SHA-256 of all, in hexadecimal. Empty for files and folders.
+    """What a corpus that has a name is: its packages where they are pinned, its size, and the SHA-256 of all its documents, in hexadecimal.
+    Empty for files and folders.
     """
     if path not in NAMED:
         return {}
@@ -118,21 +118,8 @@ def text_record(path: str) -> dict[str, str]:
         **({"corpus": f"{path}: {packages(path)}"} if path in PINNED else {}),
         "corpus_documents": str(len(texts)),
         "corpus_characters": str(sum(map(len, texts))),
-        "corpus_repeated": f"{repeated(texts):.4f}",
         "corpus_sha256": hashlib.sha256("\0".join(texts).encode()).hexdigest(),
     }
-
-
-def repeated(documents: Iterable[str]) -> float:
-    """The share of characters that stand in lines, of 20 characters or more, which stood there before."""
-    seen: set[str] = set()
-    again = total = 0
-    for line in (line for document in documents for line in document.splitlines()):
-        total += len(line)
-        if len(line) >= 20:
-            again += len(line) if line in seen else 0
-            seen.add(line)
-    return again / max(1, total)
 
 
 def _documents(path: str) -> Sequence[str]:

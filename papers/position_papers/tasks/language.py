@@ -85,7 +85,7 @@ class Language(PlainText, Task):
         return self.data.tokenizer
 
     def sources(self) -> dict[str, str]:
-        """What a corpus that has a name is made of, how much of it repeats, and its digest."""
+        """What a corpus that has a name is made of, and its digest."""
         return text_record(self.corpus)
 
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
