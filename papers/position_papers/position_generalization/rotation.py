@@ -3,7 +3,7 @@ Generalization sec. 3.4, theorem 2, fig. 4, 9): P4, P5.
 
 The rule of P5 was written after an exploratory run on one half-trained checkpoint had been seen. "A few" components are read as at most
 a quarter, and "usually" as half. "Small" and "close to pi" are what the measure asks of a slow dominating component (`Rotation`). How far
-one turns is over the training length, as in the paper, however short the sequences are.
+one turns is over the training length, as in the paper, or a layer's window where that is shorter, however short the sequences are.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from position_papers.position_generalization.measured import (
     fits,
     is_language_model,
 )
+from repo_interp.models.inspected import inspected
 from repo_interp.plots.marks.drawing import counted
 from repo_interp.plots.views.rotation import CHOICES, rotating_heads, rotation_grid
 
@@ -179,10 +180,12 @@ def _slow(measured: Measured, rotation: xr.Dataset) -> tuple[xr.DataArray, xr.Da
     """Which components are slow dominating over the training length, as the measure has them over the length of its prompts; which start
     near pi, and would be slow dominating but for that; and which are still.
     """
-    subject, chosen = measured.subject, rotation.attrs
-    longer = [
-        1.0 if layer in subject.learned else subject.training_length / measured.length for layer in rotation["layer"].values
-    ]
+    subject, chosen, checkpoint = measured.subject, rotation.attrs, inspected(measured.subject.path)
+    farthest = {
+        layer: min(checkpoint.window(layer) or subject.training_length, subject.training_length)
+        for layer in rotation["layer"].values
+    }
+    longer = [1.0 if layer in subject.learned else tokens / measured.length for layer, tokens in farthest.items()]
     turned = rotation["max_rotation"] * xr.DataArray(longer, dims="layer")
     products = rotation["query_norm"] * rotation["key_norm"]
     stable = rotation["key_deviation"] <= chosen["stability"] * np.hypot(rotation["key_mean_re"], rotation["key_mean_im"])
