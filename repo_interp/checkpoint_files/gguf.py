@@ -29,10 +29,10 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from repo_interp.checkpoint_files.gguf_header import FACTORS, Header, header_of, require_magic
 from repo_interp.checkpoint_files.gguf_metadata import architecture_of, keys_of
-from repo_interp.checkpoint_files.stored import cache_directory, is_whole
+from repo_interp.checkpoint_files.stored import is_whole
 from repo_interp.checkpoint_files.weights import require_fit
 from repo_interp.errors import InputError, one_line, refused
-from repo_interp.files import replaced
+from repo_interp.files import cache_directory, replaced
 
 _VERSION = 2
 """Raised whenever the same file is converted to something else, so that what an older version kept is not taken."""

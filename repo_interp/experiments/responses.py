@@ -28,8 +28,8 @@ from repo_interp.side_by_side import BatchSize, batches, restored
 from repo_interp.tasks import Batch, Prompt, Response, Task
 from repo_interp.tasks.task import Scoring
 
-_MOST_LOGITS = 1 << 26
-"""Made at a time: 1.3 GB with their log-probabilities. Text models have as many for a few prompts."""
+_MOST_LOGITS = 1 << 24
+"""Made at a time: a third of a GB with their log-probabilities. Text models have as many for a few hundred targets."""
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from repo_interp.checkpoint_files.stored import cache_directory
 from repo_interp.errors import InputError, one_line
 from repo_interp.explorer.messages import Asked, Explored, message
+from repo_interp.files import cache_directory
 from repo_interp.records import parsed
 
 HOST = "127.0.0.1"

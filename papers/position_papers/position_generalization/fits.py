@@ -11,7 +11,7 @@ majority of the variance"; the weakest reading of it is half, r = sqrt(0.5).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import xarray as xr
@@ -103,7 +103,7 @@ def judge(measured: Measured) -> Iterator[Verdict]:
 def _three_axes(measured: Measured) -> Iterator[Verdict]:
     """P1: r of the three-axis fit, alone and beside random weights and shuffled distances."""
     three, random = measured.group("three_axis"), _r_of_twins(measured)
-    by_prompt, shuffled = _r_by_prompt(measured), three["r_shuffled"].mean(("layer", "head")).values
+    by_prompt, shuffled = three["r"].mean(("layer", "head")).values, three["r_shuffled"].mean(("layer", "head")).values
     r = float(by_prompt.mean())
     judged = verdict(
         P1,
@@ -127,7 +127,7 @@ def _three_axes(measured: Measured) -> Iterator[Verdict]:
 
 def _random_weights(measured: Measured) -> Verdict:
     """P3: r of the three-axis fit of the random-weight controls."""
-    random, r = _r_of_twins(measured), float(_r_by_prompt(measured).mean())
+    random, r = _r_of_twins(measured), _mean(measured.group("three_axis")["r"])
     return verdict(
         P3,
         measured.name,
@@ -176,7 +176,14 @@ def draw(measured: Measured) -> Iterator[Drawing]:
         "from 0 to 1 in all figures; grey: an exact fit by construction."
     )
     correlations = {f"three_axis_{variable}": three[variable] for variable in ("r", "r_position", "r_shuffled", "r2_held_out")}
-    data = xr.Dataset({**correlations, "fake_distance_r": fake["r"]})
+    judged = {
+        "three_axis_r_of_prompts": three["r"].mean(("layer", "head")),
+        "three_axis_r_of_weights": by_weights(measured, "three_axis", lambda group: group["r"].mean()),
+        "fake_distance_r_of_layers": fake["r"].sel(layer=rotating_layers(measured)).mean("head").reset_coords(drop=True),
+        "tokens": measured.length,
+        "training_tokens": measured.subject.training_length,
+    }
+    data = xr.Dataset({**correlations, "fake_distance_r": fake["r"], **judged})
     yield Drawing(f"fits_{name}", fit_correlations(measured.run), caption, data)
 
     layer, head = example_heads(three)[:2][-1]
@@ -199,14 +206,17 @@ def draw(measured: Measured) -> Iterator[Drawing]:
     yield Drawing(f"fake_distance_{name}", fake_distance_fit(measured.run, layer, head), caption, data)
 
 
+def by_weights(measured: Measured, name: str, reduced: Callable[[xr.Dataset], xr.DataArray]) -> xr.DataArray:
+    """What `reduced` makes of a group, over `weights`: trained, then those of random 0, random 1, ..."""
+    groups = {"trained": measured.group(name)}
+    groups |= {f"random {number}": twin for number, twin in enumerate(measured.of_twins(name))}
+    values = [reduced(group).reset_coords(drop=True) for group in groups.values()]
+    return xr.concat(values, xr.IndexVariable("weights", list(groups)))
+
+
 def rotating_layers(measured: Measured) -> list[int]:
     """Layers with a head that rotates."""
     return sorted({layer for layer, _ in rotating_heads(measured.group("rotation"))})
-
-
-def _r_by_prompt(measured: Measured) -> np.ndarray:
-    """r of the three-axis fit of every prompt, mean over heads."""
-    return measured.group("three_axis")["r"].mean(("layer", "head")).values
 
 
 def _r_of_twins(measured: Measured) -> np.ndarray:
@@ -230,7 +240,7 @@ FITS = Experiment(
     Needs(
         each(is_language_model),
         "needs a language model, such as language/rope",
-        TEXT_MODELS,
+        (*TEXT_MODELS, "language/alibi"),  # sec. 3.3
         otherwise_of=dict.fromkeys((P2.label, P2_NULL.label), "needs a language model that rotates, such as language/rope"),
         why_not=why_not,
     ),

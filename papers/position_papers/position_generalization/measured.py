@@ -1,9 +1,8 @@
-"""What the claims of Position Generalization are measured on: a checkpoint's text or task, and random-weight controls.
+"""What the claims of Position Generalization are measured on: language models on text, and random-weight controls.
 
     language models    the task `language` in the checkpoint's own tokens, windows of the training length L, or of `length` tokens where
                        that is less; the same decoder with random weights is the control of the fits
     long windows       1,024 tokens unless options ask for more: what two cores measure of 135 million parameters in an hour and a half
-    other tasks        tolerance alone, with the task's score, on prompts as in training
 
 What is measured of a checkpoint, trained or random, is kept on its own, whichever experiment asks for it first. Knows nothing about
 claims and figures.
@@ -42,8 +41,6 @@ TWIN_TOKENS = 4096
 """Of text that a random-weight control gets at most: there one sequence is like another."""
 GRID_TOKENS = 2048
 """Of text that every point of the drawn perturbations gets at most; what is judged gets all."""
-WIDER = 1.0
-"""Prominence, over the median of a head's components, from which on more components count as dominating than by the measure's 2."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +51,6 @@ class Options:
     """Of text, for the fits and the perturbations."""
     length: CountOrNone = 1024
     """Tokens of a sequence, at most the training length; 0: the training length."""
-    prompts: Count = 100
-    """Of other tasks, for the perturbations."""
     controls: Count = 10
     """Random-weight controls: what a null is made of."""
     draws: Count = 3
@@ -74,10 +69,8 @@ class Options:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        if self.sequences < 2 or self.prompts < 2 or self.controls < 1 or self.draws < 2 or self.longer < 8:
-            raise InputError(
-                "at least 2 sequences and prompts, 1 control, 2 draws and 8 longer sequences are needed for a verdict"
-            )
+        if self.sequences < 2 or self.controls < 1 or self.draws < 2 or self.longer < 8:
+            raise InputError("at least 2 sequences, 1 control, 2 draws and 8 longer sequences are needed for a verdict")
         if self.reach < 2 or self.reach & (self.reach - 1):
             raise InputError(f"reach is a power of 2 from 2 on, not {self.reach}")
         if self.length < 0 or 0 < self.length < 32:
@@ -126,10 +119,7 @@ def length_of(subject: Subject, options: Options) -> int:
 
 
 def task_of(subject: Subject, options: Options) -> Task:
-    """The task whose prompts the checkpoint gets. Raises InputError for a language model without a tokenizer of its own."""
-    if not is_language_model(subject):
-        assert subject.task is not None, subject.path
-        return subject.task
+    """The task whose prompts the checkpoint gets. Raises InputError for one without a tokenizer of its own."""
     tokenizer = tokens_of(Path(subject.path)) / "tokenizer.json"
     if not tokenizer.is_file():
         raise InputError(f"{subject.path} has no tokenizer.json; language checkpoints are judged with their own tokenizer")
@@ -139,11 +129,8 @@ def task_of(subject: Subject, options: Options) -> Task:
 
 
 def prompts_of(subject: Subject, options: Options) -> list[Prompt]:
-    """The sequences of text, or the prompts of the task. Raises InputError where there is too little text."""
-    task = task_of(subject, options)
-    if is_language_model(subject):
-        return task.prompts(options.sequences, options.seed, str(length_of(subject, options)))
-    return task.prompts(options.prompts, options.seed)
+    """The sequences of text. Raises InputError where there is too little."""
+    return task_of(subject, options).prompts(options.sequences, options.seed, str(length_of(subject, options)))
 
 
 def fits(subject: Subject, options: Options, cache: Cache) -> Measured:
@@ -175,16 +162,16 @@ def of_tokens(prompts: Sequence[Prompt], tokens: int) -> Sequence[Prompt]:
 
 def measures(subject: Subject, options: Options) -> list[Measure]:
     """Every measure that a claim rests on, and the maps that are drawn."""
-    return [*measures_of_twins(subject, options), Maps()]
+    three_axis = ThreeAxis(axes="first_prompt", extras=("position", "shuffled", "held_out"))
+    return [three_axis, *measures_of_twins(subject, options)[1:], Maps()]
 
 
 def measures_of_twins(subject: Subject, options: Options) -> list[Measure]:
     """Those that are compared with random weights."""
     length = length_of(subject, options)
     return [
-        ThreeAxis(axes="first_prompt", extras=("position", "shuffled", "held_out")),
+        ThreeAxis(),
         FakeDistance(),
         Rotation(length),
         Rotation(length, semantic="printed", name="rotation_printed"),
-        Rotation(length, prominence=WIDER, name="rotation_wider"),
     ]

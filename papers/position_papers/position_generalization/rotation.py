@@ -2,7 +2,8 @@
 Generalization sec. 3.4, theorem 2, fig. 4, 9): P4, P5.
 
 The rule of P5 was written after an exploratory run on one half-trained checkpoint had been seen. "A few" components are read as at most
-a quarter.
+a quarter, and "usually" as half. "Small" and "close to pi" are what the measure asks of a slow dominating component (`Rotation`). How far
+one turns is over the training length, as in the paper, or a layer's window where that is shorter, however short the sequences are.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Observed, beside_null
 from position_papers.kit.subjects import Subject
-from position_papers.position_generalization.fits import of_heads
+from position_papers.position_generalization.fits import by_weights, of_heads, rotating_layers
 from position_papers.position_generalization.measured import (
     MODEL,
     SOURCE,
@@ -29,6 +30,7 @@ from position_papers.position_generalization.measured import (
     fits,
     is_language_model,
 )
+from repo_interp.checkpoint_files.inspected import inspected
 from repo_interp.plots.marks.drawing import counted
 from repo_interp.plots.views.rotation import CHOICES, rotating_heads, rotation_grid
 
@@ -47,28 +49,33 @@ P4 = Claim(
 )
 
 
-CLOSE = AtLeast(CLOSED_FORM_R, 0.9)
-
-
-def _closed_form(part: str = "") -> Claim:
-    statement = "the closed form f + g from those components alone gives the logits"
-    return Claim("P5", statement, f"{SOURCE} theorem 2", "0.959", CLOSE, part)
-
-
-def _beyond_twins(claim: Claim) -> Claim:
-    """The same claim, a question of ours to it: more than with random weights."""
-    rule, part = All(claim.rule, BeyondNull(R_BESIDE_TWINS, 0.95)), "beyond random weights"
-    return replace(claim, paper_number="none", rule=rule, part=part, also=())
-
-
+STILL = "of slow, prominent and stable components that start near pi, the share that turn little"
+P4_NEAR_PI = Claim(
+    "P4",
+    "components that start close to pi are mostly static",
+    f"{SOURCE} sec. 3.4, observation 1",
+    "figure",
+    AtLeast(STILL, 0.5),
+    "near pi",
+)
 R_BESIDE_TWINS = "this r"
-P5 = {
-    "rotation": replace(_closed_form(), also=("beyond random weights",)),
-    "rotation_printed": _closed_form("g as printed"),
-    "rotation_wider": _closed_form("more components"),
-}
-"""By group: g with the sign that the proof needs, as it is printed, and with components that are less prominent."""
-P5_NULL = _beyond_twins(P5["rotation"])
+_P5 = Claim(
+    "P5",
+    "the closed form f + g from those components alone gives the logits",
+    f"{SOURCE} theorem 2",
+    "0.959",
+    AtLeast(CLOSED_FORM_R, 0.9),
+    also=("beyond random weights",),
+)
+P5 = {"rotation": _P5, "rotation_printed": replace(_P5, part="g as printed", also=())}
+"""By group: g with the sign that the proof needs, and as it is printed."""
+P5_NULL = replace(
+    _P5,
+    paper_number="none",
+    rule=All(_P5.rule, BeyondNull(R_BESIDE_TWINS, 0.95)),
+    part="beyond random weights",
+    also=(),
+)
 
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Measured | None:
@@ -79,11 +86,11 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Meas
 
 
 def judge(measured: Measured) -> Iterator[Verdict]:
-    """The verdicts on P4, and on P5 where a head has slow dominating components."""
+    """The verdicts on P4, its part about components near pi, and P5 where a head has slow dominating components."""
     rotation = measured.group("rotation")
-    layers = sorted({layer for layer, _ in rotating_heads(rotation)})
-    heads, components = _slow_dominating(rotation, layers)
-    twins = [_slow_dominating(twin, layers)[0] for twin in measured.of_twins("rotation")]
+    shares, *of_twins = (_slow_shares(measured, group) for group in (rotation, *measured.of_twins("rotation")))
+    heads, twins = float((shares > 0).mean()), [float((each > 0).mean()) for each in of_twins]
+    components = float(shares.where(shares > 0).mean()) if heads else 0.0
     sequences = rotation.sizes["prompt"]
     yield verdict(
         P4,
@@ -95,12 +102,13 @@ def judge(measured: Measured) -> Iterator[Verdict]:
         control=f"random weights {np.mean(twins):.2g}",
         note=f"{100 * components:.2g} % of the components of a head that has some",
     )
+    yield _still(measured)
     for group, claim in P5.items():
         closed, twins = measured.group(group)["closed_form_r"], _finite_means(measured.of_twins(group))
         by_prompt = closed.mean(("layer", "head")).values
         if not np.isfinite(by_prompt).any():
             continue
-        r = float(np.nanmean(closed.values))
+        r = float(np.nanmean(by_prompt))
         judged = verdict(
             claim,
             measured.name,
@@ -126,15 +134,34 @@ def judge(measured: Measured) -> Iterator[Verdict]:
                 yield judged.on(P5_NULL, values, beside_null(observed))
 
 
+def _still(measured: Measured) -> Verdict:
+    """P4 (near pi): of the components that start there, how many are mostly static."""
+    groups = [_slow(measured, group) for group in (measured.group("rotation"), *measured.of_twins("rotation"))]
+    near = groups[0][1]
+    share, *twins = (float(still.where(near).mean()) for _, near, still in groups)
+    control = f"random weights {np.nanmean(twins):.2g}" if np.isfinite(twins).any() else ""
+    none, note = "" if near.any() else "no component starts near pi", f"{int(near.sum())} components start near pi"
+    what, prompts = "share of components near pi that turn little", measured.group("rotation").sizes["prompt"]
+    return verdict(
+        P4_NEAR_PI, measured.name, what, {STILL: share}, share, n=prompts, control=control, note=note, unmeasurable=none
+    )
+
+
 def draw(measured: Measured) -> Iterator[Drawing]:
     """Mean pairs of queries and keys in the plane (fig. 4, 9)."""
     sequences = measured.group("rotation").sizes["prompt"]
     caption = (
         f"{measured.name}: mean pairs of queries and keys in the plane (fig. 4, 9), over {counted(sequences, 'sequence')}. {CHOICES} "
         "Behind r: of how many sequences it is the mean, where not of all. Circle: deviation of the key; arc: rotation over the largest "
-        "distance. All heads on one scale; insets are magnified."
+        "distance. Every head on its own scale."
     )
-    yield Drawing(f"rotation_{measured.name}", rotation_grid(measured.run), caption, measured.group("rotation"))
+    rotation = measured.group("rotation")
+    judged = {
+        "slow_components": _slow_shares(measured, rotation),
+        "slow_heads": by_weights(measured, "rotation", lambda group: (_slow_shares(measured, group) > 0).mean("head")),
+        "closed_form_r_of_prompts": rotation["closed_form_r"].mean(("layer", "head")),
+    }
+    yield Drawing(f"rotation_{measured.name}", rotation_grid(measured.run), caption, rotation.assign(judged))
 
 
 def _finite_means(twins: Sequence[xr.Dataset]) -> list[float]:
@@ -143,15 +170,33 @@ def _finite_means(twins: Sequence[xr.Dataset]) -> list[float]:
     return [float(np.nanmean(values)) for values in every if np.isfinite(values).any()]
 
 
-def _slow_dominating(rotation: xr.Dataset, layers: Sequence[int]) -> tuple[float, float]:
-    """Share of heads with slow dominating components, and of the components of a head that has some (0 where none has)."""
-    shares = (rotation["slow_dominating"].sel(layer=list(layers)) == 1).mean("component").values
-    return float((shares > 0).mean()), float(shares[shares > 0].mean()) if (shares > 0).any() else 0.0
+def _slow_shares(measured: Measured, rotation: xr.Dataset) -> xr.DataArray:
+    """The share of slow dominating components, of every head of the layers that rotate."""
+    slow = _slow(measured, rotation)[0].sel(layer=rotating_layers(measured))
+    return slow.mean("component").reset_coords(drop=True)
+
+
+def _slow(measured: Measured, rotation: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray, xr.DataArray]:
+    """Which components are slow dominating over the training length, as the measure has them over the length of its prompts; which start
+    near pi, and would be slow dominating but for that; and which are still.
+    """
+    subject, chosen, checkpoint = measured.subject, rotation.attrs, inspected(measured.subject.path)
+    farthest = {
+        layer: min(checkpoint.window(layer) or subject.training_length, subject.training_length)
+        for layer in rotation["layer"].values
+    }
+    longer = [1.0 if layer in subject.learned else tokens / measured.length for layer, tokens in farthest.items()]
+    turned = rotation["max_rotation"] * xr.DataArray(longer, dims="layer")
+    products = rotation["query_norm"] * rotation["key_norm"]
+    stable = rotation["key_deviation"] <= chosen["stability"] * np.hypot(rotation["key_mean_re"], rotation["key_mean_im"])
+    slow = (products >= chosen["prominence"] * products.median("component")) & stable & (turned <= chosen["slow"])
+    near, still = np.pi - abs(rotation["start_angle"]) <= chosen["near_pi"], turned <= chosen["still"]
+    return slow & (~near | still), slow & near, still
 
 
 ROTATION = Experiment(
     "rotation",
-    (P4, *P5.values(), P5_NULL),
+    (P4, P4_NEAR_PI, *P5.values(), P5_NULL),
     Needs(each(is_language_model), "needs a language model that rotates, such as language/rope", TEXT_MODELS, why_not=why_not),
     measure,
     judge,

@@ -1,15 +1,12 @@
 """How little disturbed order and positions matter, and to whom less (Position Generalization sec. 4.1, fig. 5, table 1): P6.
 
-    rise = perplexity disturbed - undisturbed, per cent of the latter         fall = score undisturbed - disturbed, per cent of it
+    rise = perplexity disturbed - undisturbed, per cent of the latter
 
 5 % of tokens, or of keys in every layer, change places within 5; 10 % of positions are off by up to 10; and what the paper says of
 perplexity itself, 1 % of tokens within 1,000 and 1 % of positions off by up to 10. "Marginal" is read as two per cent of perplexity; the
 paper's own numbers are .4 % of accuracy and .6 % of perplexity. Text is judged as it then stands; the comparison of a model with learned
 positions and its RoPE twin is over targets that no move touched, in nats per target, the same tokens moving in both: the mean over draws,
 prompt by prompt.
-
-Of other tasks keys and positions are disturbed, and tokens are not: that would move the needles themselves. Positions are those of an
-index: 10 tokens are no distance of learned positions, which may all lie within 2.
 """
 
 from __future__ import annotations
@@ -17,14 +14,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import xarray as xr
 
 from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
 from position_papers.kit.differences import paired_difference
 from position_papers.kit.experiment import Drawing, Experiment, Needs
 from position_papers.kit.learned_positions import why_not
-from position_papers.kit.rules import Above, AtMost, Rule
+from position_papers.kit.rules import Above, AtMost
 from position_papers.kit.subjects import Subject
-from position_papers.position_generalization.disturbed import OF_TEXT, POINTS, TEXT, is_judged_by_text, measure
+from position_papers.position_generalization.disturbed import OF_TEXT, POINTS, TEXT, measure
 from position_papers.position_generalization.measured import (
     MODEL,
     SOURCE,
@@ -35,7 +33,7 @@ from position_papers.position_generalization.measured import (
 from repo_interp.plots.views.perturbation import perturbation_grid
 from repo_interp.positions.layouts import LEARNED
 
-RISE, FALL = "the rise of perplexity", "the fall of the score"
+RISE = "the rise of perplexity"
 RISE_IN_PLACE = "the rise of perplexity of targets that no move touched"
 RISE_OF_UNTOUCHED = (
     f"with {100 * TEXT[0]:.0f} % of tokens reordered within {TEXT[1]}, the rise of log perplexity of targets that no move touched"
@@ -49,29 +47,24 @@ MARGINAL = 2.0
 """Per cent."""
 
 
-def _marginal(statement: str, place: str, number: str, part: str, rule: Rule | None = None) -> Claim:
-    """A claim that some disturbance has a marginal effect: on log perplexity, unless another `rule` judges it."""
-    return Claim("P6", statement, f"{SOURCE} {place}", number, rule or AtMost(RISE, MARGINAL, " %"), part)
+def _marginal(statement: str, place: str, number: str, part: str, quantity: str = RISE) -> Claim:
+    """A claim that some disturbance has a marginal effect on perplexity."""
+    return Claim("P6", statement, f"{SOURCE} {place}", number, AtMost(quantity, MARGINAL, " %"), part)
 
 
-def _parts(rule: Rule, on: str, *parts: str) -> dict[str, Claim]:
-    """The claim by kind of disturbance, as `rule` judges it; `on` is added to its statement."""
-    tokens, keys, positions = (f"{moved}: marginal effect{on}" for moved in _MOVED)
-    return {
-        "text_order": _marginal(tokens, "fig. 5a, table 1", "42.53 -> 42.34 (accuracy)", parts[0], rule),
-        "feature_order": _marginal(keys, "fig. 5b, table 1", "42.53 -> 41.98 (accuracy)", parts[1], rule),
-        "position_offset": _marginal(positions, "fig. 5c, table 1", "42.53 -> 42.44 (accuracy)", parts[2], rule),
-    }
-
-
-_MOVED = (
-    "5 % of tokens reordered within 5",
-    "5 % of keys exchanged within 5 in every layer",
-    "10 % of positions off by up to 10 in every layer",
-)
-P6_TEXT = _parts(AtMost(RISE, MARGINAL, " %"), "", "", "features", "positions")
-P6_TASK = _parts(AtMost(FALL, MARGINAL, " % of itself"), " on a task's score", "", "task, features", "task, positions")
-del P6_TASK["text_order"]
+P6_TEXT = {
+    "text_order": _marginal(
+        "5 % of tokens reordered within 5: marginal effect", "fig. 5a, table 1", "42.53 -> 42.34 (accuracy)", ""
+    ),
+    "feature_order": _marginal(
+        "5 % of keys exchanged within 5 in every layer: marginal effect",
+        *("fig. 5b, table 1", "42.53 -> 41.98 (accuracy)", "features"),
+    ),
+    "position_offset": _marginal(
+        "10 % of positions off by up to 10 in every layer: marginal effect",
+        *("fig. 5c, table 1", "42.53 -> 42.44 (accuracy)", "positions"),
+    ),
+}
 P6_TABLE = _marginal(
     "5 % of positions off by up to 5 in every layer: marginal effect",
     *("table 1", "42.53 -> 42.42 (accuracy)", "positions, as in table 1"),
@@ -87,7 +80,7 @@ P6_FEW_POSITIONS = _marginal(
 P6_UNTOUCHED = _marginal(
     "5 % of tokens reordered within 5: the text that stays in place is predicted as well",
     *("fig. 5a, table 1", "42.53 -> 42.34 (accuracy)", "untouched"),
-    AtMost(RISE_IN_PLACE, MARGINAL, " %"),
+    RISE_IN_PLACE,
 )
 P6_LEARNED = Claim(
     "P6",
@@ -104,7 +97,7 @@ P6_LEARNED = Claim(
 
 def judge(measured: Sequence[Measured]) -> Iterator[Verdict]:
     """The verdicts on P6 of one checkpoint; of one with learned positions beside its RoPE twin, on P6 (learned) too."""
-    yield from (_text(measured[0]) if is_judged_by_text(measured[0].subject) else _task_score(measured[0]))
+    yield from _text(measured[0])
     if len(measured) > 1:
         yield _beside_twin(*measured)
 
@@ -113,10 +106,7 @@ def _text(measured: Measured) -> Iterator[Verdict]:
     """P6 from the rise of log perplexity, at every judged point."""
     judged = measured.group("judged")
     plain = float(judged["plain"])
-    rows = [
-        (P6_TEXT[kind], judged.sel(kind=kind), RISE, _strongest(measured, kind, "log_perplexity", -1.0))
-        for kind in _kinds(measured)
-    ]
+    rows = [(P6_TEXT[kind], judged.sel(kind=kind), RISE, _strongest(measured, kind)) for kind in _kinds(measured)]
     rows += [(P6_UNTOUCHED, judged.sel(kind="text_order"), RISE_IN_PLACE, "")]
     points = {"few_tokens": P6_FEW_TOKENS}
     if "position_offset" in _kinds(measured):
@@ -147,39 +137,6 @@ def _text(measured: Measured) -> Iterator[Verdict]:
         )
 
 
-def _task_score(measured: Measured) -> Iterator[Verdict]:
-    """P6 from the fall of a task's score, at every judged point."""
-    judged = measured.group("judged")
-    metric, count, plain = str(judged.attrs["metric"]), int(judged.attrs["prompts"]), float(judged["plain_score"])
-    better = 1.0 if measured.group("perturbation").attrs["higher_is_better"] == "True" else -1.0
-    for kind in (kind for kind in _kinds(measured) if kind in P6_TASK):
-        if kind == "position_offset" and measured.subject.learned:
-            yield unmeasured(P6_TASK[kind], measured.name, "10 tokens are no distance of learned positions")
-            continue
-        if not plain:
-            yield unmeasured(P6_TASK[kind], measured.name, f"its {metric} is 0 undisturbed, so it cannot fall")
-            continue
-        strongest = _strongest(measured, kind, "task_score", better)
-        if _of_strongest(measured, kind, "task_score", better) <= MARGINAL:
-            why = f"the strongest disturbance changes nothing either: {strongest}"
-            yield unmeasured(P6_TASK[kind], measured.name, why)
-            continue
-        scores = judged["task_score"].sel(kind=kind).values
-        falls = 100 * better * (plain - scores) / abs(plain)
-        yield verdict(
-            P6_TASK[kind],
-            measured.name,
-            f"fall of {metric}, per cent of itself",
-            {FALL: np.round(falls.mean(), _ROUNDING)},
-            float(falls.mean()),
-            float(falls.std(ddof=1)),
-            "draws",
-            count,
-            strongest,
-            note=f"{metric} {plain:.3f}, then {scores.mean():.3f}; one of {count} prompts is {100 / count:.2g} %",
-        )
-
-
 def _beside_twin(own: Measured, twin: Measured) -> Verdict:
     """P6 (learned): whether targets that no move touched suffer less than in the RoPE twin."""
     rises = [each.group("judged")["rise"].sel(kind="text_order").mean("draw").dropna("prompt").values for each in (own, twin)]
@@ -203,17 +160,18 @@ def _beside_twin(own: Measured, twin: Measured) -> Verdict:
 
 
 def draw(measured: Sequence[Measured]) -> Iterator[Drawing]:
-    """Log perplexity, or the task's score, over shares and distances of every kind (fig. 5)."""
+    """Log perplexity over shares and distances of every kind (fig. 5)."""
     own = measured[0]
-    grid, by_text = own.group("perturbation"), is_judged_by_text(own.subject)
-    value = "log perplexity" if by_text else str(grid.attrs["metric"])
-    drawn_on = f"sequences of {own.tokens} of held-out text" if by_text else f"prompts of {own.subject.kind}"
+    grid = own.group("perturbation")
     caption = (
-        f"{own.name}: {value} with a share of tokens, keys or positions moved by up to l_max (fig. 5), on {grid.attrs['prompts']} "
-        f"{drawn_on}. Text is judged as it then stands."
+        f"{own.name}: log perplexity with a share of tokens, keys or positions moved by up to l_max (fig. 5), on {grid.attrs['prompts']} "
+        f"sequences of {own.tokens} of held-out text. Text is judged as it then stands."
     )
-    figure = perturbation_grid(own.run, "log_perplexity" if by_text else "task_score")
-    yield Drawing(f"perturbation_{own.name}", figure, caption, grid)
+    points = {kind: own.group("judged").sel(kind=kind, drop=True) for kind in POINTS}
+    points |= {group: own.group(group).isel(kind=0, drop=True) for group in OF_TEXT if group in own.run}
+    judged = xr.concat(points.values(), xr.IndexVariable("disturbance", list(points)), combine_attrs="drop")
+    data = grid.assign({f"judged_{name}": values for name, values in judged.items()})
+    yield Drawing(f"perturbation_{own.name}", perturbation_grid(own.run), caption, data)
 
 
 def _kinds(measured: Measured) -> list[str]:
@@ -222,31 +180,24 @@ def _kinds(measured: Measured) -> list[str]:
     return [kind for kind in POINTS if kind != "position_offset" or distances]
 
 
-def _strongest(measured: Measured, kind: str, name: str, better: float) -> str:
-    """The same at the strongest disturbance of the grid, in words: that the measurement can find an effect at all."""
-    grid, worse = measured.group("perturbation"), _of_strongest(measured, kind, name, better)
-    strongest = f"{100 * float(grid['gamma'].max()):g} % within {int(grid['l_max'].max())}"
-    return f"{strongest}: {worse:.3g} %" if np.isfinite(worse) else ""
-
-
-def _of_strongest(measured: Measured, kind: str, name: str, better: float) -> float:
-    """How much worse it is there, per cent of what it is undisturbed: of perplexity, or of the score; NaN where that is 0."""
+def _strongest(measured: Measured, kind: str) -> str:
+    """The rise at the strongest disturbance of the grid, in words: that the measurement can find an effect at all."""
     grid = measured.group("perturbation")
-    cells = grid[name].sel(kind=kind, l_max=int(grid["l_max"].max()))
-    plain, moved = float(cells.sel(gamma=0.0)), float(cells.sel(gamma=float(grid["gamma"].max())))
-    if name == "log_perplexity":
-        return 100 * float(np.expm1(moved - plain))
-    return 100 * better * (plain - moved) / abs(plain) if plain else np.nan
+    gamma, l_max = float(grid["gamma"].max()), int(grid["l_max"].max())
+    cells = grid["log_perplexity"].sel(kind=kind, l_max=l_max)
+    rise = 100 * float(np.expm1(cells.sel(gamma=gamma) - cells.sel(gamma=0.0)))
+    return f"{100 * gamma:g} % within {l_max}: {rise:.3g} %"
 
 
 # ---- which checkpoints -----------------------------------------------------------------------------------------------
 
 
 def with_rope_twins(subjects: Sequence[Subject]) -> list[list[Subject]]:
-    """Every checkpoint with weights; where it has learned positions, beside the RoPE model to compare it with, if there is one."""
-    groups = [[subject] for subject in subjects if subject.has_weights]
+    """Every language model; where it has learned positions, beside the RoPE model to compare it with, if there is one."""
+    models = [subject for subject in subjects if is_language_model(subject)]
+    groups = [[subject] for subject in models]
     for group in groups:
-        twin = rope_twin(group[0], subjects) if set(group[0].schemes) & {*LEARNED} else None
+        twin = rope_twin(group[0], models) if set(group[0].schemes) & {*LEARNED} else None
         group += [twin] if twin is not None else []
     return groups
 
@@ -260,8 +211,8 @@ def rope_twin(subject: Subject, subjects: Sequence[Subject]) -> Subject | None:
 
 
 def _asked(subject: Subject) -> tuple[object, int]:
-    """What decides the prompts: of a language model its tokens, else the task; and the training length."""
-    return (subject.tokenizer_digest if is_language_model(subject) else subject.task), subject.training_length
+    """What decides the prompts: tokens and training length."""
+    return subject.tokenizer_digest, subject.training_length
 
 
 def _is_continued(subject: Subject) -> bool:
@@ -270,13 +221,12 @@ def _is_continued(subject: Subject) -> bool:
 
 TOLERANCE = Experiment(
     "tolerance",
-    (*P6_TEXT.values(), P6_TABLE, P6_FEW_TOKENS, P6_FEW_POSITIONS, P6_UNTOUCHED, *P6_TASK.values(), P6_LEARNED),
+    (*P6_TEXT.values(), P6_TABLE, P6_FEW_TOKENS, P6_FEW_POSITIONS, P6_UNTOUCHED, P6_LEARNED),
     Needs(
         with_rope_twins,
         "needs a language model, such as language/rope",
-        (*TEXT_MODELS, "niah_keys/rope", "niah_keys/repo"),  # a task that needs positions
+        TEXT_MODELS,
         otherwise_of={
-            **{claim.label: "needs a model of a scored task, such as niah_keys/rope" for claim in P6_TASK.values()},
             P6_LEARNED.label: (
                 "needs a model with learned positions and one with RoPE of the same task, such as language/repo and language/rope"
             ),

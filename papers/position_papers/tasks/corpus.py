@@ -7,10 +7,11 @@ in the order of their names, so the same files give the same tokenizer and the s
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import re
 import sysconfig
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -19,11 +20,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Int
 
-from position_papers.tasks.installed import Kind, installed_texts
+from position_papers.tasks.installed import installed_texts
+from position_papers.tasks.pinned import pinned_texts
 from repo_interp.errors import InputError
 from repo_interp.files import regular
 from repo_interp.records import require_no_code
 from repo_interp.tasks.essay import standard_library_sources
+from repo_interp.tasks.pinned import PINNED, packages
 from repo_interp.tasks.vocabulary import BOS, PAD
 
 if TYPE_CHECKING:
@@ -32,8 +35,11 @@ if TYPE_CHECKING:
 
 HELD_OUT = 20
 """Every 20th document is held out."""
-INSTALLED: Mapping[str, Kind] = {"installed": "both", "installed-prose": "prose", "installed-code": "code"}
-"""Corpora of what is installed: prose and code, or one of them."""
+NAMED: Mapping[str, Callable[[], tuple[str, ...]]] = {
+    "installed": installed_texts,
+    **{name: functools.partial(pinned_texts, name) for name in PINNED},
+}
+"""Corpora by name: of what is installed, and of packages that are pinned."""
 SUFFIXES = (".txt", ".md", ".py")
 _LONE_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
@@ -101,9 +107,24 @@ def corpus(path: str, vocabulary: int, tokenizer_file: str) -> Corpus:
     return Corpus(documents, _read_tokenizer(Path(tokenizer_file)) if tokenizer_file else _wrapped(_train(documents, vocabulary)))
 
 
+def text_record(path: str) -> dict[str, str]:
+    """What a corpus that has a name is: its packages where they are pinned, its size, and the SHA-256 of all its documents, in hexadecimal.
+    Empty for files and folders.
+    """
+    if path not in NAMED:
+        return {}
+    texts = NAMED[path]()
+    return {
+        **({"corpus": f"{path}: {packages(path)}"} if path in PINNED else {}),
+        "corpus_documents": str(len(texts)),
+        "corpus_characters": str(sum(map(len, texts))),
+        "corpus_sha256": hashlib.sha256("\0".join(texts).encode()).hexdigest(),
+    }
+
+
 def _documents(path: str) -> Sequence[str]:
-    if path in INSTALLED:
-        return installed_texts(INSTALLED[path])
+    if path in NAMED:
+        return NAMED[path]()
     if not path:
         files: Iterable[Path] = standard_library_sources(Path(sysconfig.get_paths()["stdlib"]))
     elif Path(path).is_dir():

