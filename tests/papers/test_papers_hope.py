@@ -429,7 +429,7 @@ def test_a_small_file_stands_in_for_the_saved_steps(checkpoints, tmp_path):
 def test_figures_on_tiny_models_end_to_end(checkpoints, tmp_path):
     paths = {name: str(checkpoints / name) for name in ("rope", "learned", "repo")}
     results = results_on(dict(paths), Options(**SIZES))
-    write_paper(tmp_path / "hope", PAPER.title, results, paths, "repo-interp figures hope", {}, ("png", "nc"))
+    write_paper(tmp_path / "hope", PAPER, results, paths, "repo-interp figures hope", {}, ("png", "nc"))
     out = tmp_path / "hope"
     names = {"logit_by_distance", "turns_repo"} | {
         f"{name}_rope" for name in ("components", "vaf", "vaf_over_training", "beyond_training_length", "norms", "pair")

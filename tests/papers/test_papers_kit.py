@@ -399,7 +399,7 @@ PARTS = (("X1", ""), ("X1", "part"), ("X2", ""), ("X3", ""), ("X4", ""), ("X5", 
 def test_a_new_claim_is_on_every_page_by_its_experiment_alone(tmp_path):
     """Claim, measurement, judgement and drawing of `paper` stand in this file: nothing else knows them."""
     new = Claim("X9", "a new claim", "nowhere", "0.9", SHARE, scale=Scale(1))
-    mine = paper(0.6, 0.4, claims=(*BOTH, new))
+    mine = replace(paper(0.6, 0.4, claims=(*BOTH, new)), not_made=("figure 9: needs a GPU", "table 2: needs its data"))
     build = Build(mine, Given(), mine.options(), "make figures", tmp_path / "mine", ("png", "svg", "pdf", "nc"))
     _, files = build.make(tmp_path / "cache", lambda text: None)
     kinds = {f"shares.{kind}" for kind in ("png", "svg", "pdf", "nc")}
@@ -414,6 +414,7 @@ def test_a_new_claim_is_on_every_page_by_its_experiment_alone(tmp_path):
     page = (tmp_path / "mine" / "README.md").read_text()
     assert "**X9** (nowhere; paper: 0.9): a new claim. Holds when: the share is at least 0.5. Measured:" in page
     assert "- not measurable: none – " in page
+    assert "## Not made again\n\n- figure 9: needs a GPU\n- table 2: needs its data\n\n## Provenance\n" in page
     gallery, numbers = write_gallery(tmp_path, [mine]).read_text(), (tmp_path / "claims.md").read_text()
     assert "Of 3 claims, parts counted apart and each on its primary checkpoint, 1 hold, 2 are not m" in numbers
     assert "| [X9](mine/README.md) | a new claim (nowhere) | 0.9 |" in numbers and "| X9 | none | not measurable |" in numbers

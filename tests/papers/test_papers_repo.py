@@ -426,7 +426,7 @@ def test_figures_are_written_with_their_data_and_a_second_time_comes_from_the_ca
     assert len(set(names)) == len(names)
     some = [drawn(found, name) for name in ("haystack_map_niah_256", "mirror_reversal_repo")]
     kept = [result for result in found if any(drawing is each for drawing in result.drawings for each in some)]
-    files = {file.name for file in write_paper(tmp_path / "repo", PAPER.title, kept, given, "make figures", {})}
+    files = {file.name for file in write_paper(tmp_path / "repo", PAPER, kept, given, "make figures", {})}
     assert {f"{drawing.name}.png" for drawing in some} | {"numbers.csv.gz"} <= files
     (again,) = run(EFFICIENCY, [], TINY, cache, lambda text: None)
     first, second = drawn(found, "efficiency").data, again.drawings[0].data

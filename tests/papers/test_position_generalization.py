@@ -128,7 +128,7 @@ def test_figures_and_verdicts_are_written(made, results):
     assert {"rotation_learned", "output_traces_learned", "fits_reversal rope"} & names == set()
     few = [result for result in results if result.drawings and result.drawings[0].name in ("fits_rope", "perturbation_rope")]
     paths = {one.name: one.path for one in made[0]}
-    files = {file.name for file in write_paper(home / "figures", PAPER.title, few, paths, "command", {})}
+    files = {file.name for file in write_paper(home / "figures", PAPER, few, paths, "command", {})}
     assert {"README.md", "verdicts.csv", "fits_rope.png", "perturbation_rope.png"} < files
     page = (home / "figures" / "README.md").read_text()
     assert "Position Generalization" in page and "is at most 2 %" in page

@@ -65,7 +65,7 @@ class Build:
         experiments = self.paper.experiments
         results = [result for each in experiments for result in run(each, subjects, self.options, cache, progress)]
         paths, command, provenance = self.given.paths, self.command, self.provenance
-        files = write_paper(self.directory, self.paper.title, results, paths, command, provenance, self.formats)
+        files = write_paper(self.directory, self.paper, results, paths, command, provenance, self.formats)
         return [verdict for result in results for verdict in result.verdicts], files
 
 

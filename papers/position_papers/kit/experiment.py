@@ -80,6 +80,8 @@ class Paper:
     """A frozen dataclass of how much is measured; every field has a default, `seed` and `device` among them."""
     fast: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the options for a quick look."""
+    not_made: tuple[str, ...] = ()
+    """What of the paper's figures and tables is not made here, each with what it needs: a line of the page each."""
 
     @property
     def claims(self) -> tuple[Claim, ...]:

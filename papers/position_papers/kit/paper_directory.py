@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from position_papers.kit.experiment import Result
+from position_papers.kit.experiment import Paper, Result
 from position_papers.kit.outcomes import records, verdict_table
 from position_papers.kit.pages import rendered
 from position_papers.kit.recorded_scores import LOSSES, training_rows
@@ -66,7 +66,7 @@ def require_free(directory: Path) -> None:
 
 def write_paper(
     directory: Path,
-    title: str,
+    paper: Paper,
     results: Sequence[Result],
     paths: Mapping[str, str],
     command: str,
@@ -100,7 +100,7 @@ def write_paper(
         write_numbers(pd.concat(tables), unfinished / NUMBERS)
         page = rendered(
             "paper.md",
-            title=title,
+            paper=paper,
             command=command,
             rows=records(verdicts),
             losses=LOSSES,
