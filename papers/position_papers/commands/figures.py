@@ -112,7 +112,7 @@ def _made(console, builds, arguments: argparse.Namespace, cache: Path) -> int:
         try:
             with steps(console) as step:
                 step(build.name)
-                _, files = build.make(cache, lambda doing, name=build.name, step=step: step(f"{name}: {doing}"))
+                _, files = build.make(cache, lambda doing, *done, name=build.name, step=step: step(f"{name}: {doing}", *done))
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"what was measured is kept in {cache}; the same command goes on") from None
         console.print(
