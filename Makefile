@@ -38,7 +38,7 @@ types: env
 figures: env
 	$(BIN)/repo-interp figures all --out figures --overwrite
 
-# SmolLM2-135M beside the zoo: HoPE's claims on random tokens, Position Generalization's on code and on prose; and the adapters that come
+# SmolLM2-135M and Gemma 3 270M beside the zoo: HoPE's claims on random tokens, Position Generalization's on code and on prose; and the adapters that come
 # with the package, RePo's claims on held-out text, on words to reverse and on needles, Position Generalization's on prose. It is fetched
 # first; each takes one core about half an hour, words to reverse a few minutes, P7 at 8,192 and 16,384 tokens (long-code) more than an
 # hour. Interrupted, the next time goes on.
@@ -48,6 +48,8 @@ pretrained: env
 	$(BIN)/repo-interp figures hope --no-zoo --checkpoint smollm2-135m=smollm2-135m --set controls=10 \
 		--out figures/smollm2-135m/random-tokens --cache figures/.cache --overwrite
 	$(BIN)/repo-interp fetch gemma3-270m
+	$(BIN)/repo-interp figures hope --no-zoo --checkpoint gemma3-270m=gemma3-270m --set controls=10 --set length=1024 \
+		--out figures/gemma3-270m/random-tokens --cache figures/.cache --overwrite
 	for model in smollm2-135m gemma3-270m; do for text in code prose; do \
 		$(BIN)/repo-interp figures position-generalization --no-zoo --checkpoint $$model=$$model --set corpus=pinned-$$text --fast \
 			--set controls=10 --out figures/$$model/$$text --cache figures/.cache --overwrite || exit 1; \

@@ -135,11 +135,33 @@ class Values:
         """How many heads follow the examples, by weights: at most 5 % of the shuffles do as well."""
         return (self("variance_between_chance", "weights").fillna(1) <= 0.05).sum(HEADS)
 
-    def height(self) -> xr.DataArray:
-        """VAF of the activated components above that of the others, in standard deviations of these, by weights."""
-        vaf, activated = self("vaf", "weights"), self("activated") == 1
+    def height(self, *variable: str) -> xr.DataArray:
+        """VAF of the activated components above that of the others, in standard deviations of these, by weights or replicate."""
+        vaf, activated = self(*variable), self("activated") == 1
         others = vaf.where(~activated)
         return (vaf.where(activated).mean("component") - others.mean("component")) / others.std("component")
+
+    def swing(self, *variable: str, **where: str) -> xr.DataArray:
+        """Peak to peak of the lower component that swings most, over the mean of the activated ones."""
+        swing = self(*variable, "component", **where)
+        return swing.where(self("low_frequency") == 1).max("component") / swing.where(self("activated") == 1).mean("component")
+
+    def curves(self) -> xr.DataArray:
+        """The smoothed mean logit of every replicate."""
+        return (
+            self("smoothed", "repeat", "middle", checkpoint=self.row["checkpoint"]).transpose("repeat", "middle").dropna("repeat")
+        )
+
+    def lowest(self) -> xr.DataArray:
+        """Of every replicate, where their mean is lowest."""
+        return self.curves()[:, int(self.curves().mean("repeat").argmin("middle"))]
+
+    def outside(self, *over: str) -> xr.DataArray:
+        """The share of the distances beyond L where smoothed components leave their range within it, which is widened by 5 %."""
+        curve, length = self("smoothed", "repeat", "chosen", "middle").mean(over), self("length")
+        near, far = (curve.where(beyond, drop=True) for beyond in (curve["middle"] < length, curve["middle"] >= length))
+        low, high = near.min("middle"), near.max("middle")
+        return (abs(far - (low + high) / 2) > 0.55 * (high - low)).mean(["middle", "chosen"])
 
     def segment(self, variable: str) -> xr.DataArray:
         """On odd texts, the kind of segment that stands out on even ones, of the head that is drawn."""
@@ -160,15 +182,23 @@ def _typed(column: pd.Series) -> pd.Series:
     return column if numeric.isna().any() else numeric
 
 
-def above(high: xr.DataArray, low: xr.DataArray, more: float = 0.0, paired: bool | None = None) -> Difference:
-    """How far `high` is above `low`, seed by seed where both have as many, else by Welch's test. `paired`: by the seeds of both, or not."""
+def above(high: xr.DataArray, low: xr.DataArray, more: float = 0.0, paired: bool | None = None, errors: float = 2) -> Difference:
+    """How far `high` is above `low`, seed by seed where both have as many, else by Welch's test. `paired`: by the seeds of both, or not.
+    `errors`: the normal standard errors whose level the test has; p is for the level of two.
+    """
     high, low = xr.align(high, low, join="inner") if paired else (high, low)
     if min(high.size, low.size) < 2:
         raise Missing("scores by prompt of a single seed")
     by_seed = high.size == low.size if paired is None else paired
     test: Any = stats.ttest_rel(high, low) if by_seed else stats.ttest_ind(high, low, equal_var=False)
-    limits = test.confidence_interval(1 - 2 * LEVEL)
-    return Difference(float(high.mean() - low.mean()), limits.low, limits.high, float(stats.t.sf(test.statistic, test.df)), more)
+    level = float(stats.norm.sf(errors))
+    limits, p = test.confidence_interval(1 - 2 * level), float(stats.t.sf(test.statistic, test.df)) * LEVEL / level
+    return Difference(float(high.mean() - low.mean()), limits.low, limits.high, p, more)
+
+
+def rise(curves: xr.DataArray) -> xr.DataArray:
+    """From the lowest to the last over from the first to the lowest: 0 or infinite where the lowest is at an end."""
+    return (curves[..., -1] - curves.min("middle")) / (curves[..., 0] - curves.min("middle"))
 
 
 def wilson(share: float, n: int, z: float) -> tuple[float, float]:
@@ -309,17 +339,29 @@ CLAIMS = {
         rule=lambda v, n: [more_needles(v, n)],
         measurable=lambda v: v.needles("nope").mean() < 0.9 and v.needles("rope").mean() < 0.99,
     ),
-    "H1": Claim([*ROPE, "language/learned", "language/kerple"], "logit_by_distance", lacks("logit", "distance")),
+    "H1": Claim(
+        *([*ROPE, "language/learned", "language/kerple"], "logit_by_distance", lambda v: rise(v.curves())),
+        number=lambda v: rise(v.curves().mean("repeat")),
+        rule=lambda v, n: [0.25 <= n < np.inf, *(above(v.curves()[:, end], v.lowest(), errors=3) for end in (0, -1))],
+    ),
     "H2": Claim(
-        *(ROPE, "vaf_{}", lacks("vaf", "repeat"), lambda v: v.height().sel(weights="trained")),
-        rule=lambda v, n: [n >= 2, n > random(v.height()).max()],
+        *(ROPE, "vaf_{}", lambda v: v.height("vaf_of_replicate", "repeat")),
+        number=lambda v: v.height("vaf", "weights").sel(weights="trained"),
+        rule=lambda v, n: [n >= 2, n > random(v.height("vaf", "weights")).max()],
     ),
     "H3": Claim(
         *(ROPE, "vaf_over_training_{}", lacks("vaf", "seed")),
         measurable=lambda v: v("vaf", "step")["step"].max() >= 25_000,
     ),
-    "H4": Claim(ROPE, "beyond_training_length_{}", lacks("component_by_distance", "distance")),
-    "H5": Claim(ROPE, "components_{}", lacks("component_by_distance", "distance")),
+    "H4": Claim(
+        *(ROPE, "beyond_training_length_{}", lambda v: v.outside(), lambda v: v.outside("repeat")),
+        rule=lambda v, n: [n >= 0.25],
+    ),
+    "H5": Claim(
+        *(ROPE, "components_{}", lambda v: v.swing("swing_of_replicate", "repeat")),
+        number=lambda v: v.swing("swing", weights="trained"),
+        rule=lambda v, n: [n <= 0.1],
+    ),
     "H6": Claim(
         *(["copying/hope_scattered"], "copying_205", lambda v: 100 * v.seeds("HoPE")),
         rule=lambda v, n: [above(v.seeds("HoPE"), v.seeds(rival)) for rival in SCHEMES[1:]],

@@ -14,16 +14,16 @@ import torch
 import xarray as xr
 from matplotlib.figure import Figure
 from numpy.testing import assert_allclose
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
 from position_papers.hope import mean_curves, over_training, replicates
-from position_papers.hope.beyond import BEYOND, OUTSIDE, outside, upper
+from position_papers.hope.beyond import BEYOND, OUTSIDE, halves, shares
 from position_papers.hope.beyond import CLAIMS as H4_CLAIMS
 from position_papers.hope.components import COMPONENTS, relative_swing
 from position_papers.hope.logit_by_distance import BESIDE_NULL as H1_BESIDE_NULL
 from position_papers.hope.logit_by_distance import CLAIMS as H1_CLAIMS
 from position_papers.hope.logit_by_distance import LOGIT_BY_DISTANCE, UShape, errors_of, u_shape
-from position_papers.hope.mean_curves import DRAWS, curve_vaf, random_phases
+from position_papers.hope.mean_curves import DRAWS, curve_vaf, random_phases, smoothed, turning
 from position_papers.hope.over_training import (
     ENOUGH,
     FILE,
@@ -76,6 +76,14 @@ SIZES: dict[str, Any] = {
 SMALL = Sampling(**SIZES)
 
 
+def smooth(curve: Any) -> np.ndarray:
+    """A curve over distances, or several, as the rules see it."""
+    values = np.asarray(curve, dtype=float)
+    return smoothed(
+        xr.DataArray(values, {"distance": range(values.shape[-1])}, (*"ab"[: values.ndim - 1], "distance")), 256
+    ).values
+
+
 def holds(shape: UShape, standard_error: float) -> bool:
     """Whether H1 holds of a curve of that shape."""
     return H1.rule.holds(shape.values((standard_error, standard_error), 100))
@@ -99,19 +107,19 @@ def verdicts_of(results: list[Result]) -> list[Verdict]:
 
 def test_a_parabola_is_a_u_and_a_decay_a_rise_and_a_line_are_none():
     t = np.linspace(-1, 1, 256)
-    u = u_shape(t**2)
+    u = u_shape(smooth(t**2))
     assert holds(u, 0.001)
     assert u.ratio == pytest.approx(1, abs=0.05)
-    assert abs(u.minimum - 128) <= 8
+    assert abs(u.minimum / len(smooth(t)) - 0.5) < 0.04
     for other in (-t, t, np.zeros(256), np.exp(-4 * t), -(t**2)):
-        assert not holds(u_shape(other), 0.001)
+        assert not holds(u_shape(smooth(other)), 0.001)
 
 
 def test_a_u_must_rise_by_a_quarter_and_stand_out_of_the_noise():
     t = np.arange(256.0)
 
     def dip(rise):
-        return np.interp(t, [0, 128, 255], [1, 0, rise])
+        return smooth(np.interp(t, [0, 128, 255], [1, 0, rise]))
 
     assert holds(u_shape(dip(0.4)), 0.01)
     assert not holds(u_shape(dip(0.15)), 0.01)
@@ -121,16 +129,24 @@ def test_a_u_must_rise_by_a_quarter_and_stand_out_of_the_noise():
 def test_errors_of_fall_and_rise_are_those_of_each_replicates_own():
     """Where replicates differ by a constant alone, fall and rise have no error; where their right ends differ, the rise has."""
     curve = np.abs(np.linspace(-1, 1, 256))
-    assert_allclose(errors_of(np.array([curve, curve + 5, curve - 3])), (0, 0), atol=1e-12)
+    assert_allclose(errors_of(smooth([curve, curve + 5, curve - 3])), (0, 0), atol=1e-12)
     tilted = np.array([curve + tilt * np.maximum(np.linspace(-1, 1, 256), 0) for tilt in (-0.1, 0.0, 0.1)])
-    fall, rise = errors_of(tilted)
-    assert fall == pytest.approx(0, abs=0.003) and rise == pytest.approx(0.1 / np.sqrt(3), rel=0.1)
+    fall, rise = errors_of(smooth(tilted))
+    end = smooth(np.maximum(np.linspace(-1, 1, 256), 0))[-1]
+    assert fall == pytest.approx(0, abs=0.003) and rise == pytest.approx(0.1 / np.sqrt(3) * end, rel=0.05)
 
 
 def test_what_a_token_has_with_itself_does_not_make_a_u():
     curve = np.linspace(0, 1, 64)
     curve[0] = 50
-    assert not u_shape(curve).inside
+    assert not u_shape(smooth(curve)).inside
+
+
+def test_smoothed_curves_are_means_over_windows_each_at_its_middle():
+    t = np.arange(64)
+    found = smoothed(xr.DataArray(2.0 * t + np.where(t == 0, 9, 0), {"distance": t}, ("distance",)), 128)
+    assert_allclose(found, 2 * found["middle"])
+    assert (found["middle"].values[0], found["middle"].values[1]) == (4.5, 6.5)
 
 
 def test_vaf_of_curves_is_the_share_of_variance_left_without_a_component():
@@ -168,20 +184,25 @@ def test_leaving_a_range_and_the_upper_half():
     theta = 1.45 * math.pi / 256
     within, beyond = np.cos(theta * t), np.cos(theta * (t + 256))
     # A cosine that passed its minimum has seen all values: the paper's wording holds, the range is kept.
-    assert outside(within, beyond)[OUTSIDE] == 0
-    assert H4_WORDING.rule.holds(upper(within, beyond))
+    assert shares(within, beyond)[OUTSIDE] == 0
+    assert H4_WORDING.rule.holds(shares(within, beyond))
     line = 0.1 * t
-    assert outside(line, line + 26)[OUTSIDE] > 0.9
+    assert shares(line, line + 26)[OUTSIDE] > 0.9
     constant = np.cos(40 * math.pi / 256 * t)
-    assert not H4_WORDING.rule.holds(upper(constant, constant))
+    assert not H4_WORDING.rule.holds(shares(constant, constant))
+
+
+def test_beyond_starts_at_the_training_length():
+    near, far = halves(xr.DataArray(np.arange(512.0), {"distance": np.arange(512)}, ("distance",)), 256)
+    assert near["middle"].max() < 256 < far["middle"].min() and far[0] == 256 + 7.5
 
 
 def test_a_curve_that_rises_again_does_not_decay_even_where_it_is_no_u():
     falls = np.linspace(5, 0, 100)
-    shallow = u_shape(np.concatenate([falls, np.linspace(0, 0.6, 28)]))
+    shallow = u_shape(smooth(np.concatenate([falls, np.linspace(0, 0.6, 28)])))
     assert not H1.rule.holds(shallow.values((0.01, 0.01), 4))
     assert H1_NO_DECAY.rule.holds(shallow.values((0.01, 0.01), 4))
-    assert not H1_NO_DECAY.rule.holds(u_shape(falls).values((0.01, 0.01), 4))
+    assert not H1_NO_DECAY.rule.holds(u_shape(smooth(falls)).values((0.01, 0.01), 4))
 
 
 def curves_of(waves: np.ndarray, twin: np.ndarray, frequencies: np.ndarray) -> xr.DataTree:
@@ -194,7 +215,6 @@ def curves_of(waves: np.ndarray, twin: np.ndarray, frequencies: np.ndarray) -> x
     data = xr.Dataset(
         {
             "logit": (axes, logit),
-            "logit_without_first": (axes, logit),
             "component_by_distance": (
                 ("weights", "repeat", "component", "distance"),
                 np.broadcast_to(waves, (2, 2, *waves.shape)),
@@ -203,7 +223,7 @@ def curves_of(waves: np.ndarray, twin: np.ndarray, frequencies: np.ndarray) -> x
             "activated": (bands, of_components > 1),
             "low_frequency": (bands, of_components < 0.01),
         },
-        {"weights": ["trained", "random 0"], "scheme": ("layer", ["rope"]), "layer": [0]},
+        {"weights": ["trained", "random 0"], "scheme": ("layer", ["rope"]), "layer": [0], "distance": range(len(trained))},
         {"checkpoint": "a", "length": len(trained), "training_length": len(trained), "sequences": 4},
     )
     return xr.DataTree.from_dict({"within": data, "repeated": data})
@@ -217,7 +237,7 @@ def test_a_u_of_rope_counts_beyond_what_few_waves_show_at_random_phases():
         return {each.claim.label: each for each in LOGIT_BY_DISTANCE.judge([curves_of(waves, 0 * t, frequencies)])}
 
     waves = next(iter(random_phases_of(frequencies, 256)))
-    assert H1.rule.holds(u_shape(waves.sum(0)).values((1e-3, 1e-3), 4))
+    assert H1.rule.holds(u_shape(smooth(waves.sum(0))).values((1e-3, 1e-3), 4))
     found = verdicts(waves)
     assert (found["H1"].outcome, found["H1 (beyond random phases)"].outcome) == (HOLDS, FAILS)
     together = verdicts(-np.cos(np.multiply.outer(frequencies, t - 128)))  # no phases of these waves make a deeper minimum
@@ -227,8 +247,8 @@ def test_a_u_of_rope_counts_beyond_what_few_waves_show_at_random_phases():
 def random_phases_of(frequencies: np.ndarray, length: int):
     """Components at random phases whose sums are no more than uneven Us."""
     drawn: list[np.ndarray] = []
-    random_phases(frequencies, length, lambda waves: float(drawn.append(waves.copy()) or 0))
-    shapes = ((waves, u_shape(waves.sum(0))) for waves in drawn)
+    random_phases(turning(frequencies, length).values, lambda waves: float(drawn.append(waves.copy()) or 0))
+    shapes = ((waves, u_shape(smooth(waves.sum(0)))) for waves in drawn)
     return (waves for waves, shape in shapes if 0.3 < shape.ratio < 0.5 and shape.inside)
 
 
@@ -244,13 +264,14 @@ def test_twins_stand_beside_the_same_distances():
 
 def test_random_phases_have_equal_strength_and_turn_with_their_frequency():
     frequencies = np.array([1.0, 0.1, 0.0])
-    strengths = random_phases(frequencies, 64, lambda curves: float((curves**2).mean(-1)[0]))
+    waves = turning(frequencies, 64).values
+    strengths = random_phases(waves, lambda curves: float((curves**2).mean(-1)[0]))
     assert len(strengths) == DRAWS
     assert abs(strengths.mean() - 1) < 4 * strengths.std() / math.sqrt(DRAWS)
-    assert random_phases(frequencies, 64, lambda curves: float(np.ptp(curves[2]))).max() < 1e-12
+    assert random_phases(waves, lambda curves: float(np.ptp(curves[2]))).max() < 1e-12
     # C(t + 2) = 2 cos(theta) C(t + 1) - C(t), whatever the phase.
     recurrence = random_phases(
-        frequencies, 8, lambda curves: float(np.abs(curves[1, 2:] - 2 * math.cos(0.1) * curves[1, 1:-1] + curves[1, :-2]).max())
+        waves[:, :8], lambda curves: float(np.abs(curves[1, 2:] - 2 * math.cos(0.1) * curves[1, 1:-1] + curves[1, :-2]).max())
     )
     assert recurrence.max() < 1e-12
 
@@ -264,7 +285,7 @@ def test_one_token_is_repeated_after_the_beginning(checkpoints):
 def test_swing_is_relative_to_the_activated_components():
     t = np.linspace(0, 1, 512)
     curves = np.stack([np.sin(60 * t), 4 * t, 0.2 * t, 5 + 0 * t])
-    swing = relative_swing(curves, np.array([False, True, False, False]), np.array([False, False, True, True]))
+    swing = relative_swing(smooth(curves), np.array([False, True, False, False]), np.array([False, False, True, True]))
     assert_allclose(swing, [0.05, 0], atol=1e-12)
 
 
@@ -396,7 +417,7 @@ def test_replicates_are_measured_once_for_all_claims(checkpoints, tmp_path, monk
         shutil.copy(file, tmp_path / "rope")
     results = results_on({"rope": tmp_path / "rope"}, Options(**SIZES), Cache(tmp_path / "kept"), drawn=False)
     assert len([verdict for verdict in verdicts_of(results) if verdict.outcome != UNMEASURABLE]) == len(OF_ALL | OF_ROPE - {"H3"})
-    assert lengths == [L, L, 2 * L, 2 * L] * 2  # of independent tokens, and of a repeated one
+    assert sorted(lengths) == [L] * 4 + [2 * L] * 4  # of independent tokens, and of a repeated one
 
 
 def test_a_small_file_stands_in_for_the_saved_steps(checkpoints, tmp_path):
@@ -495,6 +516,21 @@ def test_of_a_long_model_twins_have_fewer_layers_and_the_claims_are_judged_all_t
     captions = {drawing.name: drawing.caption for result in results for drawing in result.drawings}
     assert "the first 1 of 2 layers" in captions["vaf_rope"] and "2L" not in captions["logit_by_distance"]
     assert "The first 1 layers." in captions["beyond_training_length_rope"]
+
+
+def test_a_layer_with_a_window_is_measured_within_it_and_not_beyond(tmp_path, checkpoints):
+    """L is min(window, training length), whatever the length of the sequences: not capped, and bands are those of the window."""
+    config = Gemma3TextConfig(
+        vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1,
+        head_dim=16, max_position_embeddings=4 * L, sliding_window=L, layer_types=["sliding_attention"] * 2 + ["full_attention"],
+    )  # fmt: skip
+    save(reposition(Gemma3ForCausalLM(config).eval(), "rope"), tmp_path / "windows")
+    windows, options = subject("windows", tmp_path / "windows"), dataclasses.replace(SMALL, length=2 * L)
+    data = replicates.within(windows, options, Cache())
+    assert (data.sizes["distance"], data["layer"].values.tolist(), data.attrs["training_length"]) == (L, [0, 1], L)
+    assert replicates.beyond(windows, options, Cache()) is None
+    theta = replicates.bands(data)["frequency"].values
+    assert_allclose(replicates.bands(data)["activated"], (theta > math.pi / L) & (theta < 2 * math.pi / L))
 
 
 def test_checkpoints_that_copy_are_not_looked_at(tmp_path, checkpoints):

@@ -104,9 +104,12 @@ def _made(console, builds, arguments: argparse.Namespace, cache: Path) -> int:
         if build.is_up_to_date and not arguments.overwrite:
             console.print(bold(build.directory, "  stands already, made from the same"), highlight=False, soft_wrap=True)
             continue
-        with steps(console) as step:
-            step(build.name)
-            _, files = build.make(cache, lambda doing, name=build.name, step=step: step(f"{name}: {doing}"))
+        try:
+            with steps(console) as step:
+                step(build.name)
+                _, files = build.make(cache, lambda doing, *done, name=build.name, step=step: step(f"{name}: {doing}", *done))
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"what was measured is kept in {cache}; the same command goes on") from None
         text = f"  verdicts and figures; {len(files)} files"
         console.print(bold(build.directory / "README.md", text), highlight=False, soft_wrap=True)
         write_gallery(over_all, papers)

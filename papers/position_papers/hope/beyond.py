@@ -13,20 +13,21 @@ components show with random phases (`random_phases`), which are in their upper h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
 from position_papers.hope import replicates
-from position_papers.hope.mean_curves import NAME, random_phases, smoothed
+from position_papers.hope.mean_curves import NAME, random_phases, smoothed, turning
 from position_papers.hope.replicates import NEEDS_ROPE, Sampling, bands
 from position_papers.hope.wording import OVER_REPLICATES, capped, labelled, named_bands, random_weights
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import Claim, Verdict, verdict
 from position_papers.kit.experiment import Drawing, Experiment
-from position_papers.kit.rules import All, AtLeast, BeyondNull, Observed, beside_null
+from position_papers.kit.rules import All, AtLeast, BeyondNull, Observed, Rule, beside_null
 from position_papers.kit.subjects import Subject
 from repo_interp.measures.labels import described
 from repo_interp.plots.views.component_curves import beyond_training_length
@@ -42,17 +43,9 @@ UPPER_MORE = "this share minus that in the second half of [0, L)"
 BESIDE_PHASES, BEYOND_PHASES = "the first of these shares", "beyond random phases"
 
 
-def _range(kind: Kind) -> Claim:
-    statement = "beyond L the activated components leave their training range in the first layer"
-    also = (labelled(kind, BEYOND_PHASES),)
-    return Claim("H4", statement, "HoPE fig. 3c", "figure", AtLeast(OUTSIDE, 0.25), labelled(kind), also=also)
-
-
-def _wording(kind: Kind) -> Claim:
-    statement = "beyond L the activated components are in the upper half-cycle in the first layer"
-    rule = All(AtLeast(UPPER, 0.5), AtLeast(UPPER_MORE, 0.25))
-    also = (labelled(kind, f"wording, {BEYOND_PHASES}"),)
-    return Claim("H4", statement, "HoPE sec. 3.3.2 (2)", "figure", rule, labelled(kind, "wording"), also=also)
+def _claim(kind: Kind, statement: str, source: str, rule: Rule, part: str = "") -> Claim:
+    statement, also = f"beyond L the activated components {statement} in the first layer", (labelled(kind, part, BEYOND_PHASES),)
+    return Claim("H4", statement, source, "figure", rule, labelled(kind, part), also=also)
 
 
 def _beyond_phases(claim: Claim) -> Claim:
@@ -62,37 +55,45 @@ def _beyond_phases(claim: Claim) -> Claim:
     return Claim("H4", statement, claim.source, "none", rule, claim.also[0])
 
 
-CLAIMS = {kind: (_range(kind), _wording(kind)) for kind in replicates.KINDS}
+_UPPER = All(AtLeast(UPPER, 0.5), AtLeast(UPPER_MORE, 0.25))
+CLAIMS = {
+    kind: (
+        _claim(kind, "leave their training range", "HoPE fig. 3c", AtLeast(OUTSIDE, 0.25)),
+        _claim(kind, "are in the upper half-cycle", "HoPE sec. 3.3.2 (2)", _UPPER, "wording"),
+    )
+    for kind in replicates.KINDS
+}
 BESIDE_NULL = {claim: _beyond_phases(claim) for claims in CLAIMS.values() for claim in claims}
-Curve = Float[np.ndarray, " distance"]
+Points = Float[np.ndarray, "... point"]
 
 
-def outside(within: Curve, beyond: Curve) -> dict[str, float]:
-    """Share of the distances beyond L where a curve is outside the range that it had `within`; both are smoothed first."""
-    near, far = _both_smoothed(within, beyond)
-    margin = TOLERANCE * (near.max() - near.min())
-    return {OUTSIDE: float(((far < near.min() - margin) | (far > near.max() + margin)).mean())}
+def shares(within: Points, beyond: Points) -> dict[str, np.ndarray]:
+    """Of smoothed curves, the shares of the points beyond L that are outside the range `within`, and above its middle, and by how much the
+    latter is more than in the second half within L.
+    """
+    low, high = within.min(-1, keepdims=True), within.max(-1, keepdims=True)
+    margin, middle = TOLERANCE * (high - low), (low + high) / 2
+    upper = (beyond > middle).mean(-1)
+    return {
+        OUTSIDE: ((beyond < low - margin) | (beyond > high + margin)).mean(-1),
+        UPPER: upper,
+        UPPER_MORE: upper - (within[..., within.shape[-1] // 2 :] > middle).mean(-1),
+    }
 
 
-def upper(within: Curve, beyond: Curve) -> dict[str, float]:
-    """Share of the distances beyond L where a curve is above the middle of its range `within`, and by how much it is more than there."""
-    near, far = _both_smoothed(within, beyond)
-    middle = (near.min() + near.max()) / 2
-    share = float((far > middle).mean())
-    return {UPPER: share, UPPER_MORE: share - float((near[len(near) // 2 :] > middle).mean())}
+def halves(curves: xr.DataArray, length: int) -> tuple[xr.DataArray, xr.DataArray]:
+    """`curves` [..., distance] within L and beyond, each smoothed."""
+    return smoothed(curves.sel(distance=slice(length - 1)), length), smoothed(curves.sel(distance=slice(length, None)), length)
 
 
 def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.DataTree | None:
     """Replicates of the checkpoint on sequences of 2 L tokens of each kind; None where it has no activated component, and where a window
     hides distances beyond L from the first layer.
     """
-    (subject,) = subjects
-    data = {kind: replicates.beyond(subject, options, cache, kind) for kind in replicates.KINDS}
-    first = data["independent"]
-    if first is None or not bands(first)["activated"].any():
+    if (first := replicates.beyond(subjects[0], options, cache)) is None or not bands(first)["activated"].any():
         return None
-    seen = first["first_layer_by_distance"].sel(weights="trained").notnull().all()
-    return xr.DataTree.from_dict(data) if seen else None
+    repeated = replicates.beyond(subjects[0], options, cache, "repeated")
+    return xr.DataTree.from_dict({"independent": first, "repeated": repeated})
 
 
 def judge(tree: xr.DataTree) -> Iterable[Verdict]:
@@ -101,84 +102,78 @@ def judge(tree: xr.DataTree) -> Iterable[Verdict]:
         yield from _evidence(tree[kind].to_dataset(), kind)
 
 
+def _activated(data: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
+    """The activated components of the first layer [weights, repeat, component, middle] within L and beyond, smoothed."""
+    curves = data["first_layer_by_distance"].isel(component=bands(data)["activated"].values)
+    return halves(curves.transpose("weights", "repeat", "component", "distance"), data.attrs["length"])
+
+
 def _evidence(data: xr.Dataset, kind: Kind) -> Iterator[Verdict]:
-    by_distance, length = data["first_layer_by_distance"], data.attrs["length"]
-    activated = np.flatnonzero(bands(data)["activated"].values)
-
-    def averaged(shares: Callable[[Curve, Curve], dict[str, float]], **chosen: object) -> dict[str, float]:
-        """Shares of the chosen weights, and replicate if one is chosen, as means over the activated components."""
-        curves = by_distance.sel(chosen)
-        curves = curves.mean("repeat") if "repeat" in curves.dims else curves
-        each = [
-            shares(curve[:length], curve[length:])
-            for curve in curves.isel(component=activated).transpose("component", ...).values
-        ]
-        return {quantity: float(np.mean([values[quantity] for values in each])) for quantity in each[0]}
-
-    criteria = ((OUTSIDE, outside, "outside"), (UPPER, upper, "in the upper half of"))
-    for claim, (quantity, shares, where) in zip(CLAIMS[kind], criteria, strict=True):
-        by_weights = {str(weights): averaged(shares, weights=weights) for weights in by_distance["weights"].values}
-        of_replicates = [averaged(shares, weights="trained", repeat=repeat)[quantity] for repeat in by_distance["repeat"].values]
-        ours = by_weights["trained"]
+    (near, far), length, band = _activated(data), data.attrs["length"], bands(data)
+    # Shares are means over the activated components: of every weights' mean curves, and of the trained weights' replicates.
+    of_weights = {name: each.mean(-1) for name, each in shares(near.mean("repeat").values, far.mean("repeat").values).items()}
+    of_replicates = {name: each.mean(-1) for name, each in shares(near[0].values, far[0].values).items()}
+    ours = {name: float(values[0]) for name, values in of_weights.items()}
+    waves = xr.concat(halves(turning(band["frequency"].values[band["activated"]], 2 * length), length), "middle").values
+    split = near.sizes["middle"]
+    for claim, quantity, where in zip(CLAIMS[kind], (OUTSIDE, UPPER), ("outside", "in the upper half of"), strict=True):
         judged = verdict(
             claim,
             data.attrs["checkpoint"],
             f"share of distances in [L, 2L) {where} the range within L",
             ours,
             ours[quantity],
-            float(np.std(of_replicates, ddof=1)),
+            float(np.std(of_replicates[quantity], ddof=1)),
             OVER_REPLICATES,
             data.attrs["sequences"],
-            random_weights({weights: values[quantity] for weights, values in by_weights.items()}),
+            random_weights(dict(zip(data["weights"].values.astype(str), of_weights[quantity], strict=True))),
             f"in the second half of [0, L): {ours[UPPER] - ours[UPPER_MORE]:.2f}"
-            if shares is upper
+            if quantity is UPPER
             else "a cosine without phase passes its lowest value within L and cannot leave its range: only phases can",
             capped(data),
         )
         yield judged
-        null = random_phases(
-            bands(data)["frequency"].values[activated],
-            2 * length,
-            lambda curves, shares=shares, name=quantity: float(
-                np.mean([shares(curve[:length], curve[length:])[name] for curve in curves])
-            ),
-        )
+        null = random_phases(waves, lambda drawn, name=quantity: float(shares(drawn[:, :split], drawn[:, split:])[name].mean()))
         observed = Observed(ours[quantity], null)
-        values = {**ours, BESIDE_PHASES: observed}
-        yield judged.on(BESIDE_NULL[claim], values, beside_null(observed))
+        yield judged.on(BESIDE_NULL[claim], {**ours, BESIDE_PHASES: observed}, beside_null(observed))
 
 
 def draw(tree: xr.DataTree) -> Iterator[Drawing]:
     """Fig. 3c: the first layer and the later ones on sequences of 2 L tokens."""
     data = tree["independent"].to_dataset()
-    name, length, band, trained = (
-        data.attrs["checkpoint"],
-        data.attrs["length"],
-        bands(data),
-        data.sel(weights="trained").mean("repeat"),
-    )
+    name, length, band = data.attrs["checkpoint"], data.attrs["length"], bands(data)
+    trained = data.sel(weights="trained").mean("repeat")
     drawn = band.assign(
         component_by_distance=described(trained["first_layer_by_distance"], "mean component", "q·k"),
         logit_by_distance=described(trained["logit"], "mean logit", "q·k"),
     )
+    near, far = (half.sel(weights="trained", drop=True) for half in _activated(data))
+    found = shares(near.mean("repeat").values, far.mean("repeat").values)
+    outside, upper, more = (100 * float(found[quantity].mean()) for quantity in (OUTSIDE, UPPER, UPPER_MORE))
     few = f"The first {trained.sizes['layer']} layers. " if data.attrs["training_length"] > replicates.LONG else ""
     caption = (
-        f"{name} on sequences of 2L = {2 * length} random tokens: components and mean logit of the first layer, and mean logit of the "
-        "later ones (HoPE fig. 3c), smoothed over L/32. Orange band: the range of the activated component within L. "
-        f"{few}{named_bands(band, data)}"
+        f"{name} on sequences of 2L = {2 * length} random tokens (HoPE fig. 3c), smoothed over L/16 distances as it is judged: the "
+        "activated components of the first layer, each in units of its range within L (orange band), and the mean logit of every layer, "
+        f"each on a scale of its own. Beyond L the components are above the middle of that range at {upper:.0f} % of the distances, "
+        f"in the second half within L at {upper - more:.0f} %; they are outside of the range at {outside:.0f} %. {few}"
+        f"{named_bands(band, data)}"
     )
-    yield Drawing(f"beyond_training_length_{name}", beyond_training_length(drawn, length), caption, drawn)
+    # On an axis of its own, since a table of all components would be too large.
+    judged = xr.concat([near, far], "middle").rename(component="chosen")
+    judged = described(judged, "activated component of the first layer, smoothed over L/16", "q·k")
+    yield Drawing(
+        f"beyond_training_length_{name}",
+        beyond_training_length(drawn, length),
+        caption,
+        drawn.assign(smoothed=judged, length=length),
+    )
 
 
 BEYOND = Experiment(
     "beyond",
     tuple(each for claims in CLAIMS.values() for claim in claims for each in (claim, BESIDE_NULL[claim])),
-    NEEDS_ROPE,
+    replace(NEEDS_ROPE, otherwise=f"{NEEDS_ROPE.otherwise} whose first layer has activated components and sees beyond L"),
     measure,
     judge,
     draw,
 )
-
-
-def _both_smoothed(within: Curve, beyond: Curve) -> tuple[Curve, Curve]:
-    return smoothed(within[1:], len(within)), smoothed(beyond, len(within))

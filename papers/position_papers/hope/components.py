@@ -5,21 +5,19 @@ swing of a component   peak to peak of its mean curve C_r(t), smoothed over L/16
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import xarray as xr
 from jaxtyping import Bool, Float
 
 from position_papers.hope import replicates
-from position_papers.hope.mean_curves import NAME, random_phases, smoothed
-from position_papers.hope.replicates import NEEDS_ROPE, Sampling, bands
+from position_papers.hope.mean_curves import NAME, random_phases, smoothed, turning
+from position_papers.hope.replicates import NEEDS_ROPE, bands
 from position_papers.hope.wording import OVER_REPLICATES, capped, named_bands, random_weights
-from position_papers.kit.cache import Cache
 from position_papers.kit.claims import EVERY_SEED, Claim, Verdict, verdict
 from position_papers.kit.experiment import Drawing, Experiment
 from position_papers.kit.rules import All, AtMost, BeyondNull, Observed, beside_null
-from position_papers.kit.subjects import Subject
 from repo_interp.measures.labels import described
 from repo_interp.plots.views.component_curves import FEW_PAIRS, component_curves
 
@@ -51,18 +49,13 @@ H5_NULLS = Claim(
 
 
 def relative_swing(
-    components: Float[np.ndarray, "component distance"],
+    smooth: Float[np.ndarray, "... component point"],
     activated: Bool[np.ndarray, " component"],
     low: Bool[np.ndarray, " component"],
-) -> Float[np.ndarray, " low_component"]:
+) -> Float[np.ndarray, "... low_component"]:
     """Peak to peak of every lower component's smoothed curve over the mean peak to peak of the activated ones."""
-    swing = np.array([np.ptp(smoothed(curve[1:], components.shape[1])) for curve in components])
-    return swing[low] / swing[activated].mean()
-
-
-def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.Dataset:
-    """Replicates of the checkpoint within L."""
-    return replicates.seen(replicates.within(subjects[0], options, cache))
+    swing = np.ptp(smooth, axis=-1)
+    return swing[..., low] / swing[..., activated].mean(-1, keepdims=True)
 
 
 def judge(data: xr.Dataset) -> Iterable[Verdict]:
@@ -71,27 +64,20 @@ def judge(data: xr.Dataset) -> Iterable[Verdict]:
     masks = band["activated"].values, band["low_frequency"].values
     if not (masks[0].any() and masks[1].any()):
         return
+    smooth = _smoothed(data)
+    each = relative_swing(smooth.mean("repeat").values, *masks)
+    swings = dict(zip(smooth["weights"].values.astype(str), each.max(-1), strict=True))
+    ours = float(swings["trained"])
+    spread = float(np.std(relative_swing(smooth.sel(weights="trained").values, *masks).max(-1), ddof=1))
     measured = "largest peak to peak of a lower component over the mean of the activated ones"
-
-    def swing(of_components: xr.DataArray) -> float:
-        return float(relative_swing(of_components.transpose("component", "distance").values, *masks).max())
-
-    curves = data["component_by_distance"]
-    means = curves.mean("repeat")
-    swings = {str(weights): swing(means.sel(weights=weights)) for weights in curves["weights"].values}
-    of_replicates = [swing(curves.sel(weights="trained", repeat=repeat)) for repeat in curves["repeat"].values]
-    ours, spread = swings["trained"], float(np.std(of_replicates, ddof=1))
     numbers = (ours, spread, OVER_REPLICATES, data.attrs["sequences"], random_weights(swings))
-    each = relative_swing(means.sel(weights="trained").transpose("component", "distance").values, *masks)
-    largest = int(np.flatnonzero(masks[1])[each.argmax()])
-    note = f"r = {largest} swings most of {len(each)} lower ones; their median {np.median(each):.3g}"
+    largest = int(np.flatnonzero(masks[1])[each[0].argmax()])
+    note = f"r = {largest} swings most of {each.shape[1]} lower ones; their median {np.median(each[0]):.3g}"
     judged = verdict(H5, name, measured, {SWING: ours}, *numbers, note=note, unmeasurable=capped(data))
     yield judged
-    twins = Observed(ours, [value for weights, value in swings.items() if weights != "trained"])
-    of_phases = random_phases(
-        band["frequency"].values, data.sizes["distance"], lambda curves: float(relative_swing(curves, *masks).max())
-    )
-    phases = Observed(ours, of_phases)
+    twins = Observed(ours, each[1:].max(-1))
+    waves = smoothed(turning(band["frequency"].values, data.sizes["distance"]), data.attrs["length"]).values
+    phases = Observed(ours, random_phases(waves, lambda curves: float(relative_swing(curves, *masks).max())))
     values = {SWING: ours, SWING_BESIDE_TWINS: twins, SWING_BESIDE_PHASES: phases}
     note = f"random phases: {beside_null(phases, share=0.05)}"
     note = f"random weights: {beside_null(twins, share=0.05)}; {note}" if len(twins.null) else note
@@ -102,7 +88,13 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     """Fig. 3a: every component by distance, averaged over layers and heads."""
     name, band = data.attrs["checkpoint"], bands(data)
     curves = data["component_by_distance"].sel(weights="trained").mean("repeat")
-    drawn = band.assign(component_by_distance=described(curves, "mean component", "q·k"))
+    smooth, means = _smoothed(data).sel(weights="trained"), _smoothed(data).mean("repeat")
+    swings = [curves.max("middle") - curves.min("middle") for curves in (means, smooth)]
+    drawn = band.assign(
+        component_by_distance=described(curves, "mean component", "q·k"),
+        swing=described(swings[0], "peak to peak of the mean curve, smoothed over L/16", "q·k"),
+        swing_of_replicate=described(swings[1], "peak to peak of a replicate's curve, smoothed", "q·k"),
+    )
     caption = (
         f"Rotary components of {name} by distance, averaged over layers, heads and {data.attrs['sequences']} sequences of random "
         f"tokens, each from its own mean; below, all together and by band (HoPE fig. 3a). Yellow: "
@@ -111,4 +103,17 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     yield Drawing(f"components_{name}", component_curves(drawn, name), caption, drawn)
 
 
-COMPONENTS = Experiment("components", (H5, H5_NULLS), NEEDS_ROPE, measure, judge, draw)
+def _smoothed(data: xr.Dataset) -> xr.DataArray:
+    """The components [weights, repeat, component, middle], smoothed."""
+    curves = data["component_by_distance"].transpose("weights", "repeat", "component", "distance")
+    return smoothed(curves, data.attrs["length"])
+
+
+COMPONENTS = Experiment(
+    "components",
+    (H5, H5_NULLS),
+    NEEDS_ROPE,
+    lambda subjects, options, cache: replicates.within(subjects[0], options, cache),
+    judge,
+    draw,
+)

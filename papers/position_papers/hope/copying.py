@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
 import xarray as xr
 
 from position_papers.hope.extended_scores import (
@@ -31,7 +32,7 @@ from position_papers.kit.samples import Sample, between, in_words, numbers_of
 from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, first_of, missing, note, of_tasks, score_table
 from position_papers.kit.subjects import Subject
 from position_papers.training.trained import configured_task
-from repo_interp.plots.marks.scores import draw_scores, legend_under
+from repo_interp.plots.marks.scores import legend_under, looks
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.tasks.copying import Copying
 
@@ -129,7 +130,7 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
         "Copying: exact match of the 4 tokens that followed 8 tokens seen before, by the number of sequences in the context (HoPE table 1 "
         f"and 3), {scored[0].sample(scored[0].test_sets[:1]).count} prompts each, targets teacher-forced (exact match is the same as when "
         "generated). Dotted: the longest training prompts. PI and YaRN by the factor n / L beyond them. Lines: means "
-        "over seeds, drawn a little beside each other; small dots: seeds; bars of a single seed: standard error over prompts."
+        "over seeds; shaded: their standard error, of a single seed that over prompts."
     )
     yield Drawing(
         f"copying_{task.training_length}", copying_by_sequences(panels), caption, side_by_side(with_methods(scored), score_table)
@@ -138,17 +139,27 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
 
 @style()
 def copying_by_sequences(panels: Mapping[str, xr.Dataset]) -> PaperFigure:
-    """Exact match by the number of sequences in the context, one panel per dataset by its title, each with its own legend; a dotted
-    line where training ends.
+    """Exact match by the number of sequences in the context, one panel per dataset by its title, each with its own legend: means over
+    seeds, shaded by their standard error, or that over prompts of a single seed; a dotted line where training ends.
     """
     figure = paper_figure(PAGE_WIDTH if len(panels) > 1 else COLUMN_WIDTH, 2.7)
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for ax, (title, data) in zip(axes, panels.items(), strict=True):
-        draw_scores(ax, data)
-        ax.set(title=title, xlabel="sequences in the context", ylabel="exact match" if ax is axes[0] else "")
         sets = data["test_set"].values
-        ax.set_xscale("linear")
+        for name, look in looks(data).items():
+            own = data.sel(checkpoint=name)
+            mean, count = own["score"].mean("seed").values, own["score"].count("seed").values
+            error = own["score"].std("seed", ddof=1).values / count**0.5
+            error = np.where(count > 1, error, own["standard_error"].values) if "standard_error" in data else error
+            ax.plot(sets, mean, markersize=2.5, markeredgewidth=0, **look, gid=f"score {name}")
+            ax.fill_between(sets, mean - error, mean + error, color=look["color"], alpha=0.12, linewidth=0)
+        ax.set(title=title, xlabel="sequences in the context", ylabel="exact match" if ax is axes[0] else "", ylim=(-0.03, 1.03))
         ax.set_xticks(sets, [str(count) for count in sets])
+        ax.grid(axis="y")
+        if "training_length" in data.attrs:
+            ax.axvline(
+                data.attrs["training_length"], color="#222222", linewidth=0.8, linestyle=(0, (1, 1.5)), gid="training length"
+            )
         legend_under(ax, data)
     return figure
 

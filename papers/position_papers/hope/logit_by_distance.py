@@ -8,9 +8,9 @@ That it rises again contradicts a global decay; a U asks for more. Both are judg
 Whether it rises again is asked without the last L/16 distances, which few pairs have, all of them with the first tokens: there the curve of
 learned positions, KERPLE and ALiBi turns up, and nowhere else.
 
-A few waves at random phases fall and rise again, too: of RoPE both are asked beside what its components, each as strong as it is, show with
-random phases (`random_phases`), by how deep an interior minimum is: the smaller of fall and rise. Only RoPE's curve is made of such
-components.
+A few waves at random phases fall and rise again, too: of RoPE both are asked beside what its components, each as strong as it is when
+smoothed, show with random phases (`random_phases`), by how deep an interior minimum is: the smaller of fall and rise. Only RoPE's curve is
+made of such components.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import xarray as xr
 from jaxtyping import Float
 
 from position_papers.hope import replicates
-from position_papers.hope.mean_curves import NAME, random_phases, smoothed, smoothing_width
+from position_papers.hope.mean_curves import NAME, random_phases, smoothed, turning
 from position_papers.hope.replicates import Sampling, bands, is_analysed
 from position_papers.hope.wording import OVER_REPLICATES, capped, capped_caption, labelled, parts_caption, random_weights
 from position_papers.kit.cache import Cache
@@ -50,29 +50,17 @@ _U = All(
     Significant(RISE, 3),
 )
 _RISES = All(
-    Custom(
-        lambda values: values[INSIDE], f"smoothed over L/{FEW_PAIRS} distances, without the last 1/{FEW_PAIRS} of them, {INSIDE}"
-    ),
+    Custom(lambda values: values[INSIDE], f"smoothed over L/16 distances, without the last 1/{FEW_PAIRS} of them, {INSIDE}"),
     Significant(RISE, 3),
 )
-
-
 _SCHEMES = (("language/learned",), ("language/rope",), ("language/kerple",))
 DEPTH = "the depth of the minimum inside, the smaller of fall and rise in q·k,"
 BEYOND_PHASES = "beyond random phases"
 
 
-def _claim(kind: Kind) -> Claim:
-    statement = "mean logit by distance is U-shaped for learned APE, RoPE and KERPLE, no global decay"
-    also = (labelled(kind, BEYOND_PHASES),)
-    return Claim("H1", statement, "HoPE fig. 2", "figure", _U, labelled(kind), also=also, about=_SCHEMES)
-
-
-def _no_decay(kind: Kind) -> Claim:
-    statement = "mean logit by distance rises again for learned APE, RoPE and KERPLE"
-    also = (labelled(kind, f"no decay, {BEYOND_PHASES}"),)
-    part = labelled(kind, "no decay")
-    return Claim("H1", statement, "HoPE fig. 2", "figure", _RISES, part, also=also, about=_SCHEMES)
+def _claim(kind: Kind, statement: str, rule: All, part: str = "") -> Claim:
+    also = (labelled(kind, part, BEYOND_PHASES),)
+    return Claim("H1", statement, "HoPE fig. 2", "figure", rule, labelled(kind, part), also=also, about=_SCHEMES)
 
 
 def _beyond_phases(claim: Claim) -> Claim:
@@ -82,7 +70,13 @@ def _beyond_phases(claim: Claim) -> Claim:
     return Claim("H1", statement, claim.source, "none", rule, claim.also[0])
 
 
-CLAIMS = {kind: (_claim(kind), _no_decay(kind)) for kind in replicates.KINDS}
+CLAIMS = {
+    kind: (
+        _claim(kind, "mean logit by distance is U-shaped for learned APE, RoPE and KERPLE, no global decay", _U),
+        _claim(kind, "mean logit by distance rises again for learned APE, RoPE and KERPLE", _RISES, "no decay"),
+    )
+    for kind in replicates.KINDS
+}
 BESIDE_NULL = {claim: _beyond_phases(claim) for claims in CLAIMS.values() for claim in claims}
 
 
@@ -95,7 +89,7 @@ class UShape:
     rise: float
     """From the minimum to the right end."""
     minimum: int
-    """Distance of the minimum, in tokens."""
+    """Place of the minimum among the points of the curve."""
     inside: bool
     """Whether the minimum lies strictly between the ends."""
 
@@ -120,25 +114,18 @@ class UShape:
         }
 
 
-def errors_of(curves: Float[np.ndarray, "repeat distance"]) -> tuple[float, float]:
-    """Standard errors of fall and rise of the mean of `curves`: each replicate's, to and from where that mean is lowest."""
-    smooth = np.array([smoothed(np.asarray(curve, dtype=float)[1:], len(curve)) for curve in curves])
-    lowest = int(smooth.mean(0).argmin())
-    falls, rises = smooth[:, 0] - smooth[:, lowest], smooth[:, -1] - smooth[:, lowest]
-    fall, rise = (float(values.std(ddof=1) / np.sqrt(len(values))) for values in (falls, rises))
-    return fall, rise
+def errors_of(smooth: Float[np.ndarray, "repeat point"]) -> tuple[float, float]:
+    """Standard errors of fall and rise of the mean of `smooth`: each replicate's, to and from where that mean is lowest."""
+    depths = smooth[:, [0, -1]] - smooth[:, smooth.mean(0).argmin(), None]
+    fall, rise = depths.std(0, ddof=1) / np.sqrt(len(depths))
+    return float(fall), float(rise)
 
 
-def u_shape(curve: Float[np.ndarray, " distance"]) -> UShape:
-    """The shape of a curve over distances 0 .. L-1; distance 0 is left out, and neighbours are averaged over L/16."""
-    smooth = smoothed(np.asarray(curve, dtype=float)[1:], len(curve))
+def u_shape(smooth: Float[np.ndarray, " point"]) -> UShape:
+    """The shape of a smoothed curve."""
     lowest = int(smooth.argmin())
-    return UShape(
-        fall=float(smooth[0] - smooth[lowest]),
-        rise=float(smooth[-1] - smooth[lowest]),
-        minimum=1 + lowest + smoothing_width(len(curve)) // 2,
-        inside=0 < lowest < len(smooth) - 1,
-    )
+    fall, rise = float(smooth[0] - smooth[lowest]), float(smooth[-1] - smooth[lowest])
+    return UShape(fall, rise, lowest, 0 < lowest < len(smooth) - 1)
 
 
 def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> list[xr.DataTree]:
@@ -149,7 +136,9 @@ def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> lis
         {
             "within": replicates.within(subject, options, cache),
             "beyond": replicates.beyond(subject, options, cache),
-            "repeated": replicates.within(subject, options, cache, "repeated") if _judged(subject.schemes) else None,
+            "repeated": replicates.within(subject, options, cache, "repeated")
+            if len(set(subject.schemes)) == 1 and subject.schemes[-1] in U_SHAPED
+            else None,
         }
         for subject in subjects
     ]
@@ -164,26 +153,30 @@ def judge(measured: Sequence[xr.DataTree]) -> Iterable[Verdict]:
             for claim in (*own, *(BESIDE_NULL.values() if scheme == "rope" else ())):
                 yield unmeasured(claim, scheme, f"no checkpoint of scheme {scheme} was given")
     for name, kind in zip(("within", "repeated"), replicates.KINDS, strict=True):
-        for tree in measured:
-            if "repeated" in tree:
-                yield from _evidence(tree[name].to_dataset(), kind)
+        for data in (tree[name].to_dataset() for tree in measured if "repeated" in tree):
+            for claim, few in zip(CLAIMS[kind], (0, data.attrs["length"] // FEW_PAIRS), strict=True):
+                yield from _evidence(data, claim, few)
 
 
 def draw(measured: Sequence[xr.DataTree]) -> Iterator[Drawing]:
     """Fig. 2, 6 and 8: the mean logit by distance of every checkpoint, within and beyond L."""
-    data = [_in_all_layers([tree[name].to_dataset() for name in ("within", "beyond") if name in tree]) for tree in measured]
+    every = [[tree[name].to_dataset() for name in ("within", "beyond") if name in tree] for tree in measured]
+    # Means over as many layers as the first: of long sequences fewer layers are measured beyond L.
+    data = [[each for each in lengths if each.sizes["layer"] == lengths[0].sizes["layer"]] for lengths in every]
     logit = xr.concat([_by_length(lengths) for lengths in data], dim="checkpoint", join="outer", **_JOINED)
     logit = described(logit, "mean logit of the pairs at a distance", "q·k")
     notes = (capped_caption(lengths[0]) + parts_caption(lengths[0]) for lengths in data)
     caps = "".join(dict.fromkeys(notes))
     longer = "" if all(len(lengths) == 1 for lengths in data) else " and, paler, 2L"
     caption = (
-        f"Mean logit by distance over all layers and heads on {data[0][0].attrs['sequences']} sequences of random tokens of length L"
-        f"{longer} (HoPE fig. 2, 6, 8). Dashed: training length L; grey: the same architecture with random weights. A scheme with "
-        f"absolute positions ends at L. Yellow, with a thinner line: the last 1/{FEW_PAIRS} of the distances of a sequence, which few of "
-        f"its pairs have; a rise that is seen there alone stands on these few.{caps}"
+        f"Mean logit by distance, mean over all heads of the layers with this L, on {data[0][0].attrs['sequences']} sequences of random "
+        f"tokens, for distances to L{longer} (HoPE fig. 2, 6, 8). Dashed: training length L; grey: the same architecture with random "
+        f"weights. A scheme with absolute positions ends at L. Yellow, with a thinner line: the last 1/{FEW_PAIRS} of the distances, which "
+        f"few pairs have; a rise that is seen there alone stands on these few.{caps}"
     )
-    yield Drawing("logit_by_distance", logit_by_distance(logit), caption, logit.to_dataset(name="logit"))
+    yield Drawing(
+        "logit_by_distance", logit_by_distance(logit), caption, logit.to_dataset(name="logit").assign(_judged_curves(measured))
+    )
 
 
 LOGIT_BY_DISTANCE = Experiment(
@@ -206,14 +199,15 @@ def _scheme(data: xr.Dataset) -> str:
     return str(data["scheme"].values[-1])
 
 
-def _judged(schemes: Sequence[str]) -> bool:
-    """Whether a checkpoint has, in every layer, one of the schemes that the claim is about."""
-    return len(set(schemes)) == 1 and schemes[-1] in U_SHAPED
-
-
-def _in_all_layers(lengths: list[xr.Dataset]) -> list[xr.Dataset]:
-    """Those that are means over as many layers as the first: of long sequences fewer layers are measured beyond L."""
-    return [data for data in lengths if data.sizes["layer"] == lengths[0].sizes["layer"]]
+def _judged_curves(measured: Sequence[xr.DataTree]) -> dict[str, xr.DataArray]:
+    """What is judged: the smoothed curves of every replicate, and of every control."""
+    data = [tree["within"].to_dataset() for tree in measured if "repeated" in tree]
+    curves = [_curves(each).expand_dims(checkpoint=[each.attrs["checkpoint"]]) for each in data]
+    if not curves:
+        return {}
+    smooth = described(xr.concat(curves, dim="checkpoint", join="outer", **_JOINED), "mean logit, smoothed over L/16", "q·k")
+    trained = smooth.sel(weights="trained", drop=True)
+    return {"smoothed": trained, "smoothed_control": smooth.drop_sel(weights="trained").mean("repeat", keep_attrs=True)}
 
 
 def _by_length(lengths: Sequence[xr.Dataset]) -> xr.DataArray:
@@ -229,56 +223,38 @@ def _by_length(lengths: Sequence[xr.Dataset]) -> xr.DataArray:
     return logits.expand_dims(checkpoint=[first.attrs["checkpoint"]]).assign_coords(named)
 
 
-def _evidence(data: xr.Dataset, kind: Kind) -> Iterator[Verdict]:
-    """Whether the curve is a U, and whether it rises again before the last of the distances; of RoPE beside random phases."""
-    length, curves = data.attrs["length"], data["logit"].mean("layer")
-    of_replicates = curves.sel(weights="trained").values
-    errors, shape = errors_of(of_replicates), u_shape(of_replicates.mean(0))
-    without_first = u_shape(data["logit_without_first"].sel(weights="trained").mean(("layer", "repeat")).values[:-1])
-    note = (
-        f"fall {shape.fall:.3g}, rise {shape.rise:.3g} (q·k, standard errors {errors[0]:.2g} and {errors[1]:.2g}), minimum at distance "
-        f"{shape.minimum} of {length}; without the first token rise over fall is {without_first.ratio:.3g}"
-    )
-    whole, before = CLAIMS[kind]
-    yield from _shape(data, whole, length, "rise on the right over the fall on the left", note)
-    last = length - length // FEW_PAIRS
-    known = u_shape(of_replicates[:, :last].mean(0))
-    note = (
-        f"rise {known.rise:.3g} (q·k, standard error {errors_of(of_replicates[:, :last])[1]:.2g}), minimum at distance {known.minimum}; "
-        f"with all distances {shape.rise:.3g}"
-    )
-    measured = f"rise on the right over the fall on the left, without the last 1/{FEW_PAIRS} of the distances"
-    yield from _shape(data, before, last, measured, note)
+def _curves(data: xr.Dataset, last: int | None = None) -> xr.DataArray:
+    """The smoothed mean logit [weights, repeat, middle] over all layers and heads, of the distances below `last`."""
+    return smoothed(data["logit"].mean("layer").isel(distance=slice(last)), data.attrs["length"])
 
 
-def _shape(data: xr.Dataset, claim: Claim, last: int, measured: str, note: str) -> Iterator[Verdict]:
-    """The evidence on `claim` from the curve over the distances below `last`, and of RoPE on the same beside random phases."""
-    curves = data["logit"].mean("layer").isel(distance=slice(last))
-    of_replicates = curves.sel(weights="trained").values
-    shape = u_shape(of_replicates.mean(0))
+def _evidence(data: xr.Dataset, claim: Claim, few: int) -> Iterator[Verdict]:
+    """The evidence on `claim` from the curve without the last `few` distances, and of RoPE on the same beside random phases."""
+    length, last = data.attrs["length"], data.attrs["length"] - few
+    smooth = _curves(data, last)
+    of_replicates = smooth.sel(weights="trained").values
+    shape, errors = u_shape(of_replicates.mean(0)), errors_of(of_replicates)
     # What is random varies about a flat line: its rise counts only beside the fall of the trained curve.
-    rises = {
-        str(weights): u_shape(curves.sel(weights=weights).mean("repeat").values).rise for weights in curves["weights"].values
-    }
+    rises = {str(each["weights"].item()): u_shape(each.values).rise for each in smooth.mean("repeat")}
     judged = verdict(
         claim,
         data.attrs["checkpoint"],
-        measured,
-        shape.values(errors_of(of_replicates), len(of_replicates)),
+        "rise on the right over the fall on the left" + (f", without the last 1/{FEW_PAIRS} of the distances" if few else ""),
+        shape.values(errors, len(of_replicates)),
         shape.ratio,
         float(np.std([u_shape(curve).ratio for curve in of_replicates], ddof=1)),
         OVER_REPLICATES,
         data.attrs["sequences"],
         random_weights({weights: rise / shape.fall if shape.fall > 0 else np.nan for weights, rise in rises.items()}),
-        note,
+        f"fall {shape.fall:.3g}, rise {shape.rise:.3g} (q·k, standard errors {errors[0]:.2g} and {errors[1]:.2g}), minimum at distance "
+        f"{smooth['middle'].values[shape.minimum]:.0f} of {length}",
         capped(data),
     )
     yield judged
     if _scheme(data) == "rope":
-        frequencies = bands(data)["frequency"].values
-        deviations = data["component_by_distance"].sel(weights="trained").mean("repeat").std("distance").values
-        null = random_phases(
-            frequencies, data.attrs["length"], lambda waves: u_shape(waves.sum(0)[:last]).depth, deviations=deviations
-        )
+        components = data["component_by_distance"].sel(weights="trained").mean("repeat").isel(distance=slice(last))
+        deviations = smoothed(components, length).transpose("component", "middle").values.std(1)
+        waves = smoothed(turning(bands(data)["frequency"].values, last), length).values
+        null = random_phases(waves, lambda drawn: u_shape(drawn.sum(0)).depth, deviations)
         observed = Observed(shape.depth, null)
         yield judged.on(BESIDE_NULL[claim], {DEPTH: observed}, f"{DEPTH} {beside_null(observed)}")

@@ -1,6 +1,6 @@
 """Arithmetic of mean curves over distances: the mean logit m(t) = sum_r C_r(t) and its rotary components C_r(t) (HoPE sec. 3.1).
 
-    smoothed    mean over w = L / 16 neighbouring distances
+    smoothed    mean over w = L / 16 neighbouring distances, at every w / 4-th, so that few numbers say what a rule is judged by
     VAF_r       100 (1 - var(m - C_r) / var(m)), variances over t: what a component accounts for (eq. 5 in its standard form)
 
 A null of geometry alone is what a set of rotary components shows when nothing was learned but the frequencies are the model's own:
@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import numpy as np
 import xarray as xr
-from jaxtyping import Float
+from jaxtyping import Complex, Float
 
 DRAWS = 1000
 """Sets of curves that make the null."""
@@ -26,15 +26,16 @@ NAME = "components with the model's frequencies and random phases"
 """What rules call it."""
 
 
-def smoothed(curve: Float[np.ndarray, " distance"], length: int) -> np.ndarray:
-    """Means of a curve over w = L / 16 neighbouring distances (`smoothing_width`): w - 1 values fewer, since only whole windows count."""
-    width = smoothing_width(length)
-    return np.convolve(curve, np.full(width, 1 / width), mode="valid")
-
-
-def smoothing_width(length: int) -> int:
-    """Distances that each value of `smoothed` is the mean over."""
-    return max(1, length // 16)
+def smoothed(curves: xr.DataArray, length: int) -> xr.DataArray:
+    """Means [..., middle] of `curves` [..., distance] over windows of L / 16 neighbouring distances, each window a quarter of its width
+    after the one before; `middle` is where a window has its middle. Distance 0, a token with itself, is left out.
+    """
+    width = max(1, length // 16)
+    start = curves.sel(distance=slice(1, None)).transpose(..., "distance")
+    windows = np.lib.stride_tricks.sliding_window_view(start.values, width, axis=-1)[..., :: max(1, width // 4), :]
+    middles = start["distance"].values[: start.sizes["distance"] - width + 1 : max(1, width // 4)] + (width - 1) / 2
+    axes = {axis: start[axis] for axis in start.dims[:-1]} | {"middle": xr.Variable("middle", middles, {"units": "tokens"})}
+    return xr.DataArray(windows.mean(-1), axes, (*start.dims[:-1], "middle"), attrs=curves.attrs)
 
 
 def mean_curve_vaf(curves: xr.DataArray) -> xr.DataArray:
@@ -54,20 +55,22 @@ def curve_vaf(components: Float[np.ndarray, "component distance"]) -> Float[np.n
     return 100 * (1 - left / variance) if variance > 0 else np.full(len(components), np.nan)
 
 
+def turning(frequencies: Float[np.ndarray, " component"], length: int) -> xr.DataArray:
+    """exp(i theta_r t) [component, distance] over distances 0 .. length - 1."""
+    waves = np.exp(1j * np.multiply.outer(frequencies, np.arange(length)))
+    return xr.DataArray(waves, {"distance": np.arange(length)}, ("component", "distance"))
+
+
 def random_phases(
-    frequencies: Float[np.ndarray, " component"],
-    length: int,
-    statistic: Callable[[Float[np.ndarray, "component distance"]], float],
-    seed: int = 0,
+    waves: Complex[np.ndarray, "component point"],
+    statistic: Callable[[Float[np.ndarray, "component point"]], float],
     deviations: Float[np.ndarray, " component"] | None = None,
 ) -> Float[np.ndarray, " draw"]:
-    """`statistic` of each of DRAWS sets of curves over distances 0 .. length - 1. `deviations`: the standard deviation over distances that
-    every component's curve is given, the model's own; None: strengths are drawn.
+    """`statistic` of each of DRAWS sets of curves that are Re(g_r w_r) for the `waves` w_r: those of `turning`, as they are or smoothed.
+    `deviations`: the standard deviation over points that every component's curve is given, the model's own; None: strengths are drawn.
     """
-    generator = np.random.default_rng([seed, length])
-    turning = np.exp(1j * np.multiply.outer(frequencies, np.arange(length)))
-    strengths = generator.standard_normal((DRAWS, len(frequencies), 2)) @ np.array([1, 1j])
-    draws = ((strength[:, None] * turning).real for strength in strengths)
+    strengths = np.random.default_rng(0).standard_normal((DRAWS, len(waves), 2)) @ np.array([1, 1j])
+    draws = ((strength[:, None] * waves).real for strength in strengths)
     if deviations is not None:
         draws = (curves * (deviations / curves.std(1))[:, None] for curves in draws)
     return np.array([statistic(curves) for curves in draws])

@@ -3,17 +3,18 @@
     replicate      mean logit m(t) and components C_r(t) at distance t over sequences of random tokens after BOS; replicates give the spread
     kind           the paper assigns "a random token to all positions": every token "independent", or one token "repeated" - both are taken
                    of repeated tokens every sequence is a replicate: it has one token, which it differs by from the others
-    weights        the trained checkpoint, and random-weight controls
+    weights        the trained checkpoint, and random-weight controls; each is kept by itself, so that an interrupted measurement goes on
     within, beyond sequences of L and of 2 L tokens; L is the training length, or `length` where that is shorter
 
 Read from it: rotary components by band (HoPE sec. 3.1), activated, pi / L < theta_r < 2 pi / L, and those of lower frequency. A layer with
-a window of w tokens compares none further apart, so that its L is min(w, L); means over layers are of those with the L of the first.
+a window of w tokens compares none further apart, so that its L is min(w, training length): what is measured `within` is of the layers with
+the L of the first that rotates, over the distances below it.
 Measured are all checkpoints with weights but those trained to copy, which
 are there for their scores.
 
 The paper takes 5,000 sequences; a few hundred give the same curves but for noise, which is measured and shown. A long sequence has as
-many pairs of tokens as many short ones: of more than LONG tokens, each replicate is one sequence, each twin one; and of twins, and beyond
-L, only the first layers are measured.
+many pairs of tokens as many short ones: of models trained on more than LONG tokens, a replicate is of about LONG tokens, or one sequence,
+controls have one replicate; and of controls, and beyond L, only the first layers are measured.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ from repo_interp.analysis.observing import stream
 from repo_interp.errors import InputError
 from repo_interp.measures.components import Components
 from repo_interp.measures.labels import described
-from repo_interp.measures.statistics import Measure
 from repo_interp.models.load import load, load_fresh
 from repo_interp.models.reposition import attentions
 from repo_interp.tasks.prompt import Prompt
@@ -42,16 +42,16 @@ from repo_interp.values import Count, CountOrNone, Seed
 TRAINED = "trained"
 KINDS: tuple[Kind, ...] = ("independent", "repeated")
 DRAWN = 2
-"""Twins, at most, of other checkpoints, beside which nothing is judged: they are drawn."""
+"""Controls, at most, of other checkpoints, beside which nothing is judged: they are drawn."""
 LONG = 2048
-"""Training length, in tokens, above which sequences and layers are fewer: SmolLM2's 8,192 then take two cores less than an hour."""
+"""Training length, in tokens, above which sequences and layers are fewer: SmolLM2's 8,192 then take one core about 20 minutes."""
 FIRST_LAYERS = 4
-"""Of twins within L, and of the trained weights beyond it, where L is long; H4 is about the first layer, and there twins have only that."""
-_MEASURED = ("frequency", "turn_share", "turn_upper", "distance_pairs")
+"""Of controls within L, and of the trained weights beyond it, where L is long; H4 is about the first layer, and controls have only that."""
+_MEASURED = ("frequency", "turn_share", "turn_upper")
 _EQUAL: Any = {"data_vars": "all", "coords": "minimal", "compat": "override", "join": "exact"}
 """How measurements with equal axes are put side by side."""
 _BESIDE: Any = _EQUAL | {"join": "outer", "fill_value": {"activated": False, "low_frequency": False}}
-"""How those of twins are, which may have fewer layers and replicates."""
+"""How those of controls are, which may have fewer layers and replicates."""
 
 
 @dataclass(frozen=True)
@@ -117,12 +117,22 @@ NEEDS_ROPE = Needs(each(has_rope_alone), "no checkpoint with RoPE in every layer
 
 
 def within(subject: Subject, options: Sampling, cache: Cache, kind: Kind = "independent") -> xr.Dataset:
-    """Replicates [weights, repeat, layer, ...] of `subject` on sequences of L tokens, and as attributes what captions say of them."""
-    return _of_length(subject, options, cache, 1, kind)
+    """Replicates [weights, repeat, layer, ...] of `subject` on sequences of L tokens, and as attributes what captions say of them; where
+    the first layer that rotates has a window, of the layers with its window, whose L is what they see.
+    """
+    data = _of_length(subject, options, cache, 1, kind)
+    assert data is not None
+    lengths = data["band_length"].sel(weights=TRAINED, repeat=0).values
+    own = int(lengths[first_rotating(data)])
+    trained = own if own < data.attrs["length"] else data.attrs["training_length"]
+    seen = data.isel(layer=np.flatnonzero(lengths == own), distance=slice(own))
+    return seen.assign_attrs(length=own, training_length=trained)
 
 
 def beyond(subject: Subject, options: Sampling, cache: Cache, kind: Kind = "independent") -> xr.Dataset | None:
-    """The same on sequences of 2 L tokens; None for positions that end at L."""
+    """The same on sequences of 2 L tokens, of all layers; None for positions that end at L, and where a window hides from the first layer
+    what is beyond.
+    """
     return None if "learned" in subject.schemes else _of_length(subject, options, cache, 2, kind)
 
 
@@ -168,67 +178,64 @@ class Extent:
     """The first ones; None: all."""
 
 
-def extent(options: Sampling, tokens: int, length: int, kind: Kind, weights: str) -> Extent:
-    """What is measured of `weights`, "trained" or a twin's, on sequences of `tokens` tokens, where L is `length`."""
-    if length <= LONG:
+def extent(subject: Subject, options: Sampling, multiple: int, kind: Kind, weights: str) -> Extent:
+    """What is measured of `weights`, "trained" or a control's, on sequences of `multiple` times L tokens."""
+    if subject.training_length <= LONG:
         return Extent(options.count_of(kind))
+    each = max(1, LONG // (multiple * options.tokens_of(subject.training_length)))
     if weights == TRAINED:
-        return Extent(options.repeats, None if tokens == length else FIRST_LAYERS)
-    return Extent(1, FIRST_LAYERS if tokens == length else 1)
+        return Extent(options.repeats * each, None if multiple == 1 else FIRST_LAYERS)
+    return Extent(each, FIRST_LAYERS if multiple == 1 else 1)
 
 
-def twins(subject: Subject, options: Sampling) -> int:
-    """How many twins of `subject` are measured."""
+def controls(subject: Subject, options: Sampling) -> int:
+    """How many random-weight controls of `subject` are measured."""
     return options.controls if has_rope_alone(subject) else min(DRAWN, options.controls)
 
 
-def _of_length(subject: Subject, options: Sampling, cache: Cache, multiple: int, kind: Kind) -> xr.Dataset:
-    """Replicates on sequences of `multiple` times L tokens, from the cache where they were measured before."""
-    length = options.tokens_of(subject.training_length)
-    own = extent(options, multiple * length, length, kind, TRAINED)
-    depends = {"sequences": own.sequences, "repeats": options.repeats_of(kind), "controls": twins(subject, options)}
-    lengths = {"tokens": multiple * length, "length": length}
-    data = subject.measured(cache, _measure, options, multiple * length, length, kind, **depends, **lengths, kind=kind)
-    attributes = {"length": length, "training_length": subject.training_length, "sequences": own.sequences, "kind": kind}
+def _of_length(subject: Subject, options: Sampling, cache: Cache, multiple: int, kind: Kind) -> xr.Dataset | None:
+    """Replicates on sequences of `multiple` times L tokens, of every model from the cache where it was measured before."""
+    length, measured = options.tokens_of(subject.training_length), {}
+    names = [TRAINED, *(f"random {number}" for number in range(controls(subject, options)))]
+    for done, name in enumerate(names):
+        cache.progress(f"{subject.name}: models on {kind} tokens, {multiple * length} a sequence", done, len(names))
+        own = extent(subject, options, multiple, kind, name)
+        depends = {"sequences": own.sequences, "layers": own.layers or 0, "repeats": options.repeats_of(kind), "weights": name}
+        given = (name, multiple * length, length, kind, own)
+        kept = {"tokens": multiple * length, "length": length, "kind": kind}
+        measured[name] = subject.measured(cache, _measure, options, *given, **depends, **kept)
+        if multiple > 1 and int(measured[name]["band_length"].isel(repeat=0, layer=0)) < length:
+            return None
+    data = xr.concat(list(measured.values()), dim=xr.IndexVariable("weights", names), **_BESIDE)
+    sequences = extent(subject, options, multiple, kind, TRAINED).sequences
+    attributes = {"length": length, "training_length": subject.training_length, "sequences": sequences, "kind": kind}
     return data.assign_attrs(checkpoint=subject.name, **attributes)
 
 
-def _measure(subject: Subject, options: Sampling, tokens: int, length: int, kind: Kind) -> xr.Dataset:
-    """Replicates [weights, repeat, layer, ...] of the trained weights and of the twins, each of as much as `extent` says."""
-
-    def of_weights(name: str, bridge: Any) -> xr.Dataset:
-        measured = extent(options, tokens, length, kind, name)
-        layers = None if measured.layers is None else range(min(measured.layers, len(subject.schemes)))
-        return of_model(bridge, tokens, length, measured.sequences, options, kind, layers)
-
-    datasets = {TRAINED: of_weights(TRAINED, load(subject.path, options.device))}
-    for seed in range(twins(subject, options)):
-        datasets[f"random {seed}"] = of_weights(f"random {seed}", load_fresh(subject.path, seed, options.device))
-    return xr.concat(list(datasets.values()), dim=xr.IndexVariable("weights", list(datasets)), **_BESIDE)
+def _measure(
+    subject: Subject, options: Sampling, weights: str, tokens: int, length: int, kind: Kind, measured: Extent
+) -> xr.Dataset:
+    """Replicates [repeat, layer, ...] of the trained weights, or of a control, "random 0"."""
+    trained = weights == TRAINED
+    bridge = load(subject.path, options.device) if trained else load_fresh(subject.path, int(weights.split()[1]), options.device)
+    layers = None if measured.layers is None else range(min(measured.layers, len(subject.schemes)))
+    return of_model(bridge, tokens, length, measured.sequences, options, kind, layers)
 
 
 def _replicate(
     bridge: Any, prompts: Iterable[Prompt], length: int, batch_size: int, layers: Sequence[int] | None = None
 ) -> xr.Dataset:
-    """One replicate: what the measures of `_measures` give for `prompts`, as variables of one dataset."""
-    groups = stream(bridge, prompts, _measures(length), batch_size, layers)
-    components = groups["components"]
+    """One replicate: what `Components` gives for `prompts`, with the means over heads and layers that the claims are about."""
+    measure: Any = Components(length, prompts="mean")
+    components = stream(bridge, prompts, [measure], batch_size, layers)["components"]
     data = components[list(_MEASURED)].assign(_bands(components, length))
     lengths = data["band_length"].values
     alike = np.flatnonzero(lengths == lengths[first_rotating(data)])
     data["component_by_distance"] = components["component_by_distance"].isel(layer=alike).mean("layer", keep_attrs=True)
     data["first_layer_by_distance"] = components["component_by_distance"].isel(layer=0, drop=True)
     data["logit"] = components["logit_by_distance"].mean("head", keep_attrs=True)
-    data["logit_without_first"] = groups["without_first"]["logit_by_distance"].mean("head", keep_attrs=True)
     data["vaf"], data["vaf_curve"] = components["vaf_mean"], components["vaf_curve_mean"]
     return data
-
-
-def _measures(length: int) -> tuple[Measure, ...]:
-    return (  # pyright: ignore[reportReturnType]
-        Components(length, prompts="mean"),
-        Components(length, prompts="mean", first_token=1, name="without_first"),
-    )
 
 
 def _bands(components: xr.Dataset, length: int) -> dict[str, xr.DataArray]:
@@ -245,12 +252,6 @@ def first_rotating(data: xr.Dataset) -> int:
     """The place of the first layer that rotates; 0 where none does."""
     frequency = data["frequency"]
     return int(frequency.notnull().any([axis for axis in frequency.dims if axis != "layer"]).values.argmax())
-
-
-def seen(data: xr.Dataset) -> xr.Dataset:
-    """Replicates up to the distances that the first layer which rotates compares."""
-    tokens = data["band_length"].isel(layer=first_rotating(data)).max()
-    return data.isel(distance=slice(int(tokens)))
 
 
 def bands(data: xr.Dataset) -> xr.Dataset:

@@ -15,7 +15,7 @@ import xarray as xr
 from jaxtyping import Bool, Float
 
 from position_papers.hope import replicates
-from position_papers.hope.mean_curves import NAME, curve_vaf, mean_curve_vaf, random_phases
+from position_papers.hope.mean_curves import NAME, curve_vaf, mean_curve_vaf, random_phases, turning
 from position_papers.hope.replicates import NEEDS_ROPE, Sampling, bands
 from position_papers.hope.wording import OVER_REPLICATES, capped, named_bands, parts_caption, random_weights
 from position_papers.kit.cache import Cache
@@ -65,7 +65,7 @@ def peaks(data: xr.Dataset) -> np.ndarray:
 
 def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.Dataset | None:
     """Replicates of the checkpoint within L; None where it has no activated component."""
-    data = replicates.seen(replicates.within(subjects[0], options, cache))
+    data = replicates.within(subjects[0], options, cache)
     return data if bands(data)["activated"].any() else None
 
 
@@ -99,7 +99,8 @@ def judge(data: xr.Dataset) -> Iterable[Verdict]:
         capped(data),
     )
     yield judged
-    null = random_phases(frequencies, length, lambda curves: outstanding(curve_vaf(curves), activated))
+    waves = turning(frequencies, length).values
+    null = random_phases(waves, lambda curves: outstanding(curve_vaf(curves), activated))
     observed = Observed(ours, null)
     values = {BESIDE_PHASES: observed}
     yield judged.on(H2_PHASES, values, beside_null(observed))
@@ -113,6 +114,7 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     drawn = band.assign(
         vaf=described(shares.mean("repeat"), "variance of the mean logit by distance that a component accounts for", "%"),
         spread=described(shares.sel(weights="trained").std("repeat", ddof=1), "standard deviation over replicates", "%"),
+        vaf_of_replicate=described(shares.sel(weights="trained"), "the same of every replicate", "%"),
         vaf_of_pairs=described(of_pairs, "the same of all pairs' logits, mean over heads", "%"),
     )
     caption = (

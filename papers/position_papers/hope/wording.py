@@ -16,9 +16,9 @@ OVER_REPLICATES = "replicates"
 """What the spread of a verdict is taken over, as tables have always called replicates."""
 
 
-def labelled(kind: Kind, part: str = "") -> str:
+def labelled(kind: Kind, *parts: str) -> str:
     """The part of a claim that is about sequences of a kind; independent tokens are not named."""
-    return ", ".join(filter(None, (part, "one token repeated" if kind == "repeated" else "")))
+    return ", ".join(filter(None, (*parts, "one token repeated" if kind == "repeated" else "")))
 
 
 def random_weights(values: Mapping[str, float]) -> str:
@@ -28,19 +28,19 @@ def random_weights(values: Mapping[str, float]) -> str:
 
 
 def named_bands(band: xr.Dataset, data: xr.Dataset) -> str:
-    """Which components are activated and how many are lower, and whether L was capped, as sentences for a caption."""
+    """L, which components are activated and how many are lower, and whether L was capped, as sentences for a caption."""
     chosen = np.flatnonzero(band["activated"].values)
     thetas = band["frequency"].values[chosen]
     named = ", ".join(f"r = {place} (θ = {theta:.4g} rad)" for place, theta in zip(chosen, thetas, strict=True))
-    return f"Activated: {named or 'none'}; {int(band['low_frequency'].sum())} components are lower.{capped_caption(data)}"
+    lower = f"{int(band['low_frequency'].sum())} components are lower"
+    return f"L = {data.attrs['length']} tokens. Activated: {named or 'none'}; {lower}.{capped_caption(data)}"
 
 
 def parts_caption(data: xr.Dataset) -> str:
-    """What a caption adds where twins have fewer layers than the trained weights."""
-    layers = data["logit"].notnull().any(("repeat", "distance")).sum("layer").values
-    trained, *twins = map(int, layers)
-    few = f" Random weights: the first {twins[0]} of {trained} layers, one sequence each." if twins and twins[0] < trained else ""
-    return few
+    """What a caption adds where controls have fewer layers than the trained weights."""
+    trained, *controls = map(int, data["logit"].notnull().any(("repeat", "distance")).sum("layer").values)
+    few = bool(controls) and controls[0] < trained
+    return f" Random weights: the first {controls[0]} of {trained} layers, one replicate each." if few else ""
 
 
 def capped(data: xr.Dataset) -> str:

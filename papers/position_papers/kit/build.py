@@ -64,9 +64,9 @@ class Build:
         """Whether the directory holds the figures that `make` would write."""
         return is_made_from(self.directory, self.provenance)
 
-    def make(self, directory: Path, progress: Callable[[str], None]) -> tuple[list[Verdict], list[Path]]:
+    def make(self, directory: Path, progress: Callable[..., None]) -> tuple[list[Verdict], list[Path]]:
         """Measure, judge, draw, write; what is measured is kept in `directory`. Returns the verdicts and the files."""
-        cache, subjects = Cache(directory), self.given.subjects()
+        cache, subjects = Cache(directory, progress), self.given.subjects()
         experiments = self.paper.experiments
         with threads(1):  # as in `measure_together`, so that any number of processes gives the same
             results = [result for each in experiments for result in run(each, subjects, self.options, cache, progress)]

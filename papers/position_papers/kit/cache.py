@@ -15,10 +15,12 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import xarray as xr
+from filelock import FileLock
 
 from repo_interp import __version__
 from repo_interp.run import write_netcdf
@@ -32,9 +34,11 @@ _ENGINE = "h5netcdf"
 class Cache:
     """Measurements on the disk. `directory` None: nothing is kept."""
 
-    def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
-        """Keep measurements in `directory`."""
-        self._directory = None if directory is None else Path(directory)
+    def __init__(
+        self, directory: str | os.PathLike[str] | None = None, progress: Callable[..., None] = lambda *done: None
+    ) -> None:
+        """Keep measurements in `directory`. Long ones call `progress` with what is being done, how much of it is done, and of how much."""
+        self._directory, self.progress = None if directory is None else Path(directory), progress
 
     def dataset(self, function: Callable[..., xr.Dataset], depends: Depends, *given: Any) -> xr.Dataset:
         """`function(*given)`, from the disk where the same function measured the same before.
@@ -66,11 +70,17 @@ class Cache:
         file = self._place(function, depends, "nc")
         if file.exists():
             return read(file)
-        measured = function(*given)
         self._directory.mkdir(parents=True, exist_ok=True)
         (self._directory / ".gitignore").write_text("*\n", encoding="utf-8")
-        write_netcdf(measured, file)
-        shutil.rmtree(file.with_suffix(".points"), ignore_errors=True)
+        lock = file.with_suffix(".lock")
+        with FileLock(lock):  # of two processes that want the same, one measures it
+            try:
+                if not file.exists():
+                    write_netcdf(function(*given), file)
+                    shutil.rmtree(file.with_suffix(".points"), ignore_errors=True)
+            finally:
+                with suppress(OSError):
+                    lock.unlink()
         return read(file)
 
 

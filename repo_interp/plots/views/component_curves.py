@@ -29,8 +29,8 @@ DISTANCE = "distance (tokens)"
 FEW_PAIRS = 16
 """Of a sequence of n tokens, distances above n (1 - 1/16) have fewer than n/16 pairs: they alone may make the ends of a U."""
 FEW_COLOUR, FEW_SHADE = "#F0E442", 0.35
-MOST_NAMED = 8
-"""Later layers that a legend names one by one; with more, the first and the last."""
+MOST_ROWS = 6
+"""Layers that get a row each beyond the training length."""
 NAME_HEIGHT = 0.07
 """Share of a panel's height that the name of a curve takes."""
 LOGIT = "mean logit (q·k)"
@@ -82,7 +82,7 @@ def component_curves(components: xr.Dataset, title: str = "") -> PaperFigure:
 
     `components` holds `component_by_distance` [component, distance], `activated` and `low_frequency` [component]. Every curve is
     drawn from its own mean over distances, since those lie far apart. Distance 0 is not drawn; the last 1 / `FEW_PAIRS` of the
-    distances, which few pairs have, are shaded: nothing but these few pairs supports what is seen there alone.
+    distances, which few pairs have, are shaded and do not set the scale: nothing but these few pairs supports what is seen there alone.
     """
     curves = components["component_by_distance"].transpose("component", "distance").sel(distance=slice(1, None))
     bands, distance = band_of(components), curves["distance"].values
@@ -92,7 +92,8 @@ def component_curves(components: xr.Dataset, title: str = "") -> PaperFigure:
     for band in ("high", "low", "activated"):
         for place in np.flatnonzero(bands == band):
             above.plot(distance, swing.values[place], **_line(band), gid=f"component {curves['component'].values[place]}")
-    _name_activated(above, swing, bands)
+    length = int(distance[-1]) + 1
+    edge = length - length // FEW_PAIRS
     total = swing.sum("component").values
     below.plot(distance, total, color="#000000", linewidth=1.3, gid="sum")
     for band in ("low", "activated"):
@@ -104,51 +105,50 @@ def component_curves(components: xr.Dataset, title: str = "") -> PaperFigure:
         ax.set_ylabel("logit − mean (q·k)")
         ax.grid(axis="y")
         ax.margins(x=0.01)
-        _shade_few(ax, int(distance[-1]) + 1, "few pairs")
+        many = np.concatenate([np.asarray(line.get_ydata())[distance < edge] for line in ax.get_lines()])
+        margin = 0.05 * np.ptp(many)
+        ax.set_ylim(many.min() - margin, many.max() + margin)
+        _shade_few(ax, length, "few pairs")
+    _name_activated(above, swing, bands)
     legend_below(figure, [Line2D([], [], color="#000000", linewidth=1.3, label="all"), *_band_lines(bands), _FEW_HANDLE])
     return figure
 
 
 @style()
 def beyond_training_length(components: xr.Dataset, training_length: int) -> PaperFigure:
-    """The first layer's components and their sum, and the later layers' mean logits, beyond the training length (HoPE fig. 3c).
+    """The first layer's components and the mean logit of every layer beyond the training length, a row each (HoPE fig. 3c).
 
     `components` holds `component_by_distance` [component, distance], of each layer or of the first, `logit_by_distance`
-    [layer, distance], `activated` and `low_frequency` [component]. The band behind an orange curve is the range it had within the
-    training length. Curves are means over L / 32 neighbouring distances, and the last L / 8 distances, which only the few tokens at the
-    end have, are not drawn.
+    [layer, distance], `activated` and `low_frequency` [component]. Drawn are the activated components, or the lower ones where none is
+    activated, each in units of the range that it had within the training length, and up to `MOST_ROWS` layers, evenly chosen, each on a
+    scale of its own. Curves are means over L / 16 neighbouring distances.
     """
-    width = max(1, training_length // 32)
-    smooth = components[["component_by_distance", "logit_by_distance"]].isel(distance=slice(1, -max(1, training_length // 8)))
-    smooth = smooth.rolling(distance=width, center=True).mean().dropna("distance")
-    components = smooth.assign({name: components[name] for name in ("activated", "low_frequency")})
-    curves = components.isel(layer=0)["component_by_distance"].transpose("component", "distance")
+    smooth = components[["component_by_distance", "logit_by_distance"]].isel(distance=slice(1, None))
+    smooth = smooth.rolling(distance=max(1, training_length // 16), center=True).mean().dropna("distance")
+    curves = smooth["component_by_distance"]
+    curves = (curves.isel(layer=0) if "layer" in curves.dims else curves).transpose("component", "distance")
     bands, distance = band_of(components), curves["distance"].values
-    swing = curves - curves.sel(distance=slice(1, training_length - 1)).mean("distance")
-    figure = paper_figure(COLUMN_WIDTH, 4.3)
-    top, middle, bottom = figure.subplots(3, 1, sharex=True)
-    for band in ("low", "activated"):
-        for place in np.flatnonzero(bands == band):
-            top.plot(distance, swing.values[place], **_line(band))
-    for place in np.flatnonzero(bands == "activated"):
-        within = swing.values[place][distance < training_length]
-        top.axhspan(within.min(), within.max(), color=BAND_COLOURS["activated"], alpha=0.10, linewidth=0, zorder=0)
-    logits = components["logit_by_distance"]
-    layers = logits["layer"].values
-    middle.plot(distance, logits.isel(layer=0).values, color="#000000", linewidth=1.1)
-    later: list[Line2D] = []
-    swings = (logits - logits.sel(distance=slice(1, training_length - 1)).mean("distance")).isel(layer=slice(1, None))
-    for line, shade in zip(swings, np.linspace(0.75, 0.15, max(1, len(swings))), strict=False):
-        later += bottom.plot(distance, line.values, color=str(shade), linewidth=1.0, label=f"layer {int(line['layer'])}")
-    top.set_title(f"layer {layers[0]}: components, from their mean within L", pad=9)
-    middle.set_title(f"layer {layers[0]}: mean logit")
-    bottom.set(title="later layers: mean logit, from its mean within L", xlabel=DISTANCE)
-    for ax in (top, middle, bottom):
-        _beyond(ax, training_length, int(distance[-1]))
+    band = "activated" if "activated" in bands else "low"
+    logits = smooth["logit_by_distance"].transpose("layer", "distance")
+    rows = np.unique(np.linspace(0, logits.sizes["layer"] - 1, MOST_ROWS).round().astype(int))
+    figure = paper_figure(COLUMN_WIDTH, 1.7 + 0.75 * len(rows))
+    top, *below = figure.subplots(1 + len(rows), 1, sharex=True, gridspec_kw={"height_ratios": [1.5, *(1 for _ in rows)]})
+    top.axhspan(0, 1, color=BAND_COLOURS[band], alpha=0.10, linewidth=0, zorder=0)
+    top.axhline(0.5, color=BAND_COLOURS[band], linewidth=0.6)
+    for place in np.flatnonzero(bands == band):
+        within = curves.values[place][distance < training_length]
+        top.plot(distance, (curves.values[place] - within.min()) / np.ptp(within), **_line(band))
+    top.set_ylabel("range within L")
+    top.set_title(f"layer {logits['layer'].values[0]}: {BAND_NAMES[band]} components", pad=9)
+    for ax, row in zip(below, rows, strict=True):
+        ax.plot(distance, logits.values[row], color="#222222", linewidth=1.0, gid=f"layer {logits['layer'].values[row]}")
+        ax.set_title(f"layer {logits['layer'].values[row]}: mean logit")
         ax.set_ylabel("q·k")
+    below[-1].set_xlabel(DISTANCE)
+    for ax in (top, *below):
+        _beyond(ax, training_length, int(distance[-1]))
     top.text(training_length, 1.01, " beyond L", transform=top.get_xaxis_transform(), ha="left", va="bottom", fontsize=6)
-    shown = later if len(later) < MOST_NAMED else (later[0], later[-1])
-    legend_below(figure, [*_band_lines(bands[bands != "high"]), _TRAINED_HANDLE, *shown])
+    legend_below(figure, [*_band_lines(np.array([band])), _TRAINED_HANDLE])
     return figure
 
 
@@ -199,14 +199,16 @@ def _name_activated(ax: Axes, swing: xr.DataArray, bands: np.ndarray) -> None:
         close = groups and ends[place] - ends[groups[-1][-1]] < NAME_HEIGHT * (high - low)
         groups[-1].append(place) if close else groups.append([place])
     for group in groups:
-        name = f"r = {', '.join(str(swing['component'].values[place]) for place in sorted(group))}"
-        end = float(swing["distance"][-1]), float(np.mean([ends[place] for place in group]))
+        numbers = [str(swing["component"].values[place]) for place in sorted(group)]
+        name = f"r = {', '.join(numbers) if len(numbers) < 3 else f'{numbers[0]} … {numbers[-1]}'}"
+        end = float(swing["distance"][-1]), float(np.clip(np.mean([ends[place] for place in group]), low, high))
         note(ax, name, end, (2, 0), 6, color=BAND_COLOURS["activated"], annotation_clip=False)
 
 
 def _line(band: str) -> dict[str, Any]:
     order = {"high": 1, "low": 2, "activated": 3}
-    return {"color": BAND_COLOURS[band], "linewidth": 0.6 if band == "high" else 1.0, "zorder": order[band]}
+    thin = {"linewidth": 0.6, "alpha": 0.5} if band == "high" else {"linewidth": 1.0}
+    return {"color": BAND_COLOURS[band], "zorder": order[band], **thin}
 
 
 def _band_lines(bands: np.ndarray) -> list[Line2D]:

@@ -161,16 +161,18 @@ def test_beyond_the_training_length_the_first_layer_and_the_later_ones():
     data = group[["component_by_distance"]].assign(logit_by_distance=group["logit_by_distance"].mean("head"))
     band = averaged(group)[["activated", "low_frequency"]]
     figure = beyond_training_length(data.assign(band.data_vars), L)
-    top, middle, bottom = figure.axes
+    top, first, *later = figure.axes
     for ax in figure.axes:
         assert list(artist(ax, "training length").get_xdata()) == [L, L]
-    assert len([line for line in top.get_lines() if line.get_gid() is None]) == NAMES.count("activated") + NAMES.count("low")
-    first = middle.get_lines()[0]
-    assert_allclose(first.get_ydata(), data["logit_by_distance"].values[0, first.get_xdata().astype(int)])
+    activated = [line for line in top.get_lines() if len(line.get_xdata()) > 2]
+    within = [line.get_ydata()[line.get_xdata() < L] for line in activated]
+    assert [(min(values), max(values)) for values in within] == [(0, 1)] * NAMES.count("activated")
+    curve = artist(first, "layer 0")
+    mean = data["logit_by_distance"].isel(layer=0).rolling(distance=L // 16, center=True).mean()
+    assert_allclose(curve.get_ydata(), mean.sel(distance=curve.get_xdata()))
     figure.draw_without_rendering()
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()][-2:] == ["layer 1", "layer 2"]
-    assert legend.get_window_extent().y1 < bottom.bbox.y0  # over no line
+    assert [ax.get_title("left") for ax in later] == ["layer 1: mean logit", "layer 2: mean logit"]
+    assert figure.legends[0].get_window_extent().y1 < later[-1].bbox.y0  # over no line
 
 
 def rotation(layers: int = LAYERS, heads: int = HEADS) -> xr.Dataset:
