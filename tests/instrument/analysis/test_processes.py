@@ -249,7 +249,7 @@ def test_automatic_batches_follow_lengths_and_memory(monkeypatch):
     bridge = ri.zoo("reversal/rope")
     assert room.batch_limit(bridge, 3) == SideBySide(prompts=3)
     assert room.batch_limit(bridge, "auto").tokens == room.WORTHWHILE["cpu"]
-    monkeypatch.setattr(room, "_memory", lambda: 8 * 100 * room.bytes_per_token(bridge))
+    monkeypatch.setattr(room, "memory", lambda: 8 * 100 * room.bytes_per_token(bridge))
     assert room.batch_limit(bridge, "auto").tokens == 100
     rows = [[3 + n % 5 for n in range(length)] for length in (9, 40, 60, 12)]
     alone, together = (ri.analyze(bridge, rows, ["positions", "components"], batch_size=size) for size in (1, "auto"))

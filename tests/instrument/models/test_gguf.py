@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import repo_interp as ri
 from repo_interp import wheels
+from repo_interp.checkpoint_files import fetched
 from repo_interp.checkpoint_files.gguf import _with_factors, converted
 from repo_interp.checkpoint_files.gguf_header import Header
 from repo_interp.checkpoint_files.gguf_metadata import keys_of
