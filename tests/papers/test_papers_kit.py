@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import inspect
 import json
 from dataclasses import replace
 from functools import partial
@@ -561,19 +560,18 @@ def test_a_checkpoint_beside_the_zoo_has_a_section_of_its_own(tmp_path):
     assert page_above(tmp_path / "real" / "code" / "deeper") is None
 
 
-def test_a_claim_of_ours_stands_in_the_file_of_its_experiment_alone():
-    """Labels are unique over all papers, and no other file of the package names a claim."""
+def test_only_the_statement_of_a_claim_names_it():
+    """Labels are unique over all papers, and no other code of the package asks for a claim by its name."""
     labels = [claim.label for each in named(()).values() for claim in each.claims]
     assert len(set(labels)) == len(labels)
-    homes: dict[str, set[Path]] = {}
-    for each in named(()).values():
-        for experiment in each.experiments:
-            for claim in experiment.claims:
-                homes.setdefault(claim.id, set()).add(Path(inspect.getfile(experiment.judge)))
+    names = {*labels, *(claim.id for each in named(()).values() for claim in each.claims)}
     for file in ROOT.rglob("*.py"):
-        texts = {node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)}
-        for id in texts & (set(homes) | set(labels)):
-            assert file in homes.get(id, ()), f"{file} names {id}"
+        nodes = list(ast.walk(ast.parse(file.read_text())))
+        stated = {
+            node.args[0] for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "Claim" and node.args
+        }
+        asked = {node.value for node in nodes if isinstance(node, ast.Constant) and node not in stated}
+        assert not asked & names, file
 
 
 def test_every_claim_of_ours_says_all_that_a_row_shows():
