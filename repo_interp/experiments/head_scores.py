@@ -260,7 +260,7 @@ def _of_positions(inputs: AttentionInputs, prompt: Prompt) -> dict[str, np.ndarr
     found = (labels >= 0).sum(-1).double()
     # NaN where a prompt has no chunk
     shares = [((labels == code).sum(-1) / found).cpu().numpy() for code in range(len(PATTERNS))]
-    scores = dict(zip(PATTERNS, shares, strict=True))
+    scores = dict[str, np.ndarray](zip(PATTERNS, shares, strict=True))
     scores["position_range"] = position_range(positions.double(), inputs.valid[:, None])[0].cpu().numpy()
     if inputs.scheme not in LEARNED:
         return scores

@@ -174,7 +174,7 @@ def described(array: xr.DataArray, long_name: str, units: str) -> xr.DataArray:
 
 
 def described_group(
-    values: Mapping[str, Any] | xr.Dataset, texts: Mapping[str, tuple[str, str]], coordinates: Mapping[str, Any] | None = None
+    values: Mapping[Any, Any] | xr.Dataset, texts: Mapping[str, tuple[str, str]], coordinates: Mapping[str, Any] | None = None
 ) -> xr.Dataset:
     """The variables of `values` that `texts` names, in its order, with their long names and units.
 

@@ -28,7 +28,7 @@ from position_papers.position_generalization.measured import (
     prompts_of,
     task_of,
 )
-from repo_interp.experiments.perturbation import PAPER_KINDS, Disturbance, Perturbation, answers_at
+from repo_interp.experiments.perturbation import PAPER_KINDS, Disturbance, Kind, Perturbation, answers_at
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.reposition import attentions
@@ -92,7 +92,7 @@ def _answers(plain: xr.Dataset) -> list[Response]:
     return [Response(tuple(map(int, tokens[tokens >= 0])), tuple(map(float, logs[tokens >= 0]))) for tokens, logs in rows]
 
 
-def measure_kind(subject: Subject, options: Options, plain: xr.Dataset, kind: str) -> xr.Dataset:
+def measure_kind(subject: Subject, options: Options, plain: xr.Dataset, kind: Kind) -> xr.Dataset:
     """The group `perturbation` of one kind, on as many prompts as are drawn."""
     model, task = load_model(subject.path, options.device), task_of(subject, options)
     prompts = of_tokens(prompts_of(subject, options), GRID_TOKENS)

@@ -8,7 +8,7 @@ Knows axes and arrays; knows nothing about runs.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Any, Literal, cast
 
 import matplotlib as mpl
@@ -176,7 +176,7 @@ def scheme_swatches(ax: Axes, schemes: Mapping[int, str], axis: Literal["x", "y"
     ax.tick_params(axis=axis, which="both", length=0, pad=7)
 
 
-def sparse_ticks(labels: Sequence[Any], most: int) -> list[int]:
+def sparse_ticks(labels: Sized, most: int) -> list[int]:
     """Places of at most `most` tick labels, evenly spread over `labels`, the first among them."""
     step = max(1, -(-len(labels) // most))
     return list(range(0, len(labels), step))

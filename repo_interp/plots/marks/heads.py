@@ -64,7 +64,7 @@ class HeadMap:
             "mean": str(values.attrs.get(MEAN, "")),
             **head_axes(values),
             "values": nested_digits(data),
-            "colours": np.where(np.isfinite(data), np.apply_along_axis(to_hex, -1, shades), MISSING).tolist(),
+            "colours": np.where(np.isfinite(data), np.vectorize(to_hex, signature="(n)->()")(shades), MISSING).tolist(),
             "scale": [to_hex(shade) for shade in mpl.colormaps[colours](np.linspace(0, 1, SHADES))],
             "ends": digits_of([norm.vmin, norm.vmax]),
             "prompts": {"numbers": prompts["prompt"].values.tolist(), "values": nested_digits(prompts.values)}

@@ -170,7 +170,8 @@ def _checkpoint(ax: Axes, logits: xr.DataArray) -> None:
             edge = length - length // FEW_PAIRS
             many, few = line.sel(distance=slice(None, edge)), line.sel(distance=slice(edge, None))
             ax.plot(many["distance"].values, many.values, **look, gid=f"{weights} {length}")
-            ax.plot(few["distance"].values, few.values, **look | {"linewidth": 0.6}, gid=f"{weights} {length}, few pairs")
+            thin: dict[str, Any] = look | {"linewidth": 0.6}
+            ax.plot(few["distance"].values, few.values, **thin, gid=f"{weights} {length}, few pairs")
             if weights == "trained":
                 _shade_few(ax, length, f"few pairs {length}")
     _beyond(ax, trained, longest)

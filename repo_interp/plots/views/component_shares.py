@@ -47,13 +47,11 @@ def vaf_by_component(components: xr.Dataset, title: str = "") -> PaperFigure:
     places, trained = np.arange(vaf.sizes["component"]), vaf.sel(weights="trained").values
     if "spread" in components:
         ax.errorbar(places, trained, components["spread"].values, fmt="none", color="#222222", linewidth=0.6, zorder=4)
-    controls, look = (
-        [str(name) for name in vaf["weights"].values if name != "trained"],
-        {"marker": "D", "markerfacecolor": "white"},
-    )
+    controls = [str(name) for name in vaf["weights"].values if name != "trained"]
+    look: dict[str, Any] = {"marker": "D", "markerfacecolor": "white", "color": "#222222", "linestyle": "none"}
     for name in controls:
-        ax.plot(places, vaf.sel(weights=name).values, color="#222222", linestyle="none", **look, zorder=5, gid=name)
-    random = [Line2D([], [], color="#222222", linestyle="none", **look, label="random weights")]
+        ax.plot(places, vaf.sel(weights=name).values, **look, zorder=5, gid=name)
+    random = [Line2D([], [], **look, label="random weights")]
     legend_below(figure, [*_band_patches(bands), *(random if controls else [])])
     return figure
 

@@ -147,7 +147,8 @@ def gate_scores(run: xr.DataTree) -> PaperFigure:
     figure, axes = panels(len(shown), COLUMNS, 1.75, 0.6, sharey=True)
     for ax, (label, scores, control) in zip(axes, shown, strict=True):
         draw_with_control(ax, over_prompts(scores), over_prompts(control))
-        ax.set_title(f"{label} ({counted(int(np.isfinite(scores).any(('layer', 'head')).sum()), 'prompt')})")
+        finite: Any = np.isfinite(scores)
+        ax.set_title(f"{label} ({counted(int(finite.any(('layer', 'head')).sum()), 'prompt')})")
     for ax in axes[::COLUMNS]:
         ax.set_ylabel("share")
     handles = [*scheme_handles(schemes(dataset).values(), "o"), control_handle("control: shuffled tokens, shuffled segments")]

@@ -86,7 +86,7 @@ def draw_mosaic(ax: Axes, shares: np.ndarray, names: list[str]) -> Axes:
         left, right = (head - width / 2 + width * edges[layer, head, code + side] for side in (0, 1))
         top, bottom = layer - height / 2, layer + height / 2
         corners = np.stack([left, top, right, top, right, bottom, left, bottom], axis=1).reshape(-1, 4, 2)
-        ax.add_collection(PolyCollection(corners, facecolors=PATTERN_COLOURS[name], linewidths=0, gid=f"pattern {name}"))
+        ax.add_collection(PolyCollection(list(corners), facecolors=PATTERN_COLOURS[name], linewidths=0, gid=f"pattern {name}"))
     ax.set(xlim=(-0.5, heads - 0.5), ylim=(layers - 0.5, -0.5))
     drawing.bare(ax)
     return ax
