@@ -36,35 +36,7 @@ COLUMNS = ("logits", "attention", "generation", "interventions", "experiments", 
 GOOD = ("yes", "no positions", "yes (ours)")
 HOOKS = ("hook_q", "hook_k", "hook_v", "hook_rot_q", "hook_rot_k", "hook_attn_scores", "hook_pattern", "hook_z")
 PAGE = Path(__file__).parents[1] / "docs" / "families.md"
-INTRODUCTION = """# Families of decoders
-
-Written by `python -m benchmarks.families`, with transformers {version}; do not edit. It builds every causal language model of the
-installed transformers with tiny random weights, in a process of its own, and tries it. Of {all} families {opened} open, and {whole} of
-them pass every column that applies to them
-(yes: {counts}).
-A family that follows the interface of transformers needs no code here: how its layers rotate is measured.
-
-How to read it:
-
-- **layers**: layers whose attention is observed, of all layers. The others of a hybrid have no attention.
-- **positions**: the schemes of its layers. `rope`: rotation by the token index; `nope`: none; `learned`: a vector per position, added to
-  the token embeddings.
-- **logits**: those of the stock model, within 1e-5 of the largest, in float32, for two prompts longer than any window.
-- **attention**: each layer's output, made again from what measures are given (queries, keys, positions, sinks, windows), within 2e-5.
-- **generation**: the same tokens as the stock model, with a key-value cache: greedy, sampled with one seed, and with padding on the left.
-- **interventions**: positions that are shifted, frozen or permuted change the logits; linearised, set to the token index, or transplanted
-  from the same prompt they do not; and afterwards logits are bit-identical. `no positions`: no layer rotates by positions.
-- **experiments**: the atlas names heads, with random-weight controls; and saliency of learned positions, where a layer can learn them.
-- **bridge**: a `TransformerBridge` gives the same logits, and its hook points of attention fire. `yes (ours)`: TransformerLens has no
-  adapter for this family, or one that names parts that it lacks; the same hook points of attention are put on the Hugging Face model.
-- **load**: `ri.load` of what `save_pretrained` of the stock model wrote gives the same logits.
-
-Limits:
-
-- Frequencies that grow with the prompt (`rope_type` "dynamic") are those of the pass. Where a cache outgrows the training length, earlier
-  keys are turned by the new frequencies; the stock model leaves them as they were, and may generate other tokens from there on.
-- Sparse attention (DeepSeek's indexer) selects keys by the token index, whatever an intervention does to positions.
-- Hooks on keys change those of the pass. With latent attention the cache holds what keys are made of, so later passes see stock keys."""
+INTRODUCTION = Path(__file__).with_name("families_introduction.md").read_text(encoding="utf-8").rstrip("\n")
 
 
 def small_configuration(family: str) -> Any:
