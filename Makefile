@@ -69,7 +69,7 @@ pretrained: env
 		--out figures/smollm2-135m-repo/needles --cache figures/.cache --overwrite
 	$(BIN)/repo-interp figures position-generalization --no-zoo \
 		$(foreach scheme,repo rope,--checkpoint smollm2-135m-$(scheme)=smollm2-135m/$(scheme)) \
-		--set corpus=pinned-prose --set sequences=4 --experiment fits --experiment tolerance \
+		--set corpus=pinned-prose --fast --set controls=10 --experiment fits --experiment tolerance \
 		--out figures/smollm2-135m-repo/prose --cache figures/.cache --overwrite
 
 # A language model of 8 layers x 256 on windows of 512 tokens, continued with RePo, RoPE and NoPE, three seeds of each, and RePo's claims on
