@@ -441,7 +441,7 @@ def _first(tables: Any) -> Any:
 def _identity(tables: Any) -> Any:
     """Identity tables like `tables`, made once per pass: all layers are given the same tables."""
     first = _first(tables)
-    if "repo_interp_identity" not in vars(first):
+    if not hasattr(first, "repo_interp_identity"):
         first.repo_interp_identity = identity(tables)
     return first.repo_interp_identity
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +115,7 @@ def without_time(record: dict) -> dict:
 
 KILLED = """
 import sys
+from functools import partial
 from pathlib import Path
 from position_papers.training.configuration import TrainingConfiguration, read_toml, replaced
 from position_papers.training.folder import TrainingFolder
@@ -312,14 +314,15 @@ def test_compiled_steps_are_recorded_and_refused_where_they_cannot_be(monkeypatc
 
 
 @pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")  # within torch, when it gets ready to compile
-def test_a_decoder_runs_as_compiled_code_while_the_context_lasts():
+def test_a_decoder_runs_as_compiled_code_while_the_context_lasts(monkeypatch):
+    """Found: torch.compile could not trace how tables become the identity, and no test traced it."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))  # traces; making code takes 40 seconds more
     prepared = prepare(TINY)
     decoder, tokens = prepared.model.model, torch.tensor([[1, 4, 5, 6]])
     whole = decoder(tokens).last_hidden_state
     with schedule.executing(prepared.model, "compiled"):
         assert decoder.forward.__name__ == "forward" and "forward" in vars(decoder)
-        with torch.compiler.set_stance("force_eager"):  # as scores are made; compiling itself takes 40 seconds
-            assert torch.equal(decoder(tokens).last_hidden_state, whole)
+        assert torch.equal(decoder(tokens).last_hidden_state, whole)
     assert "forward" not in vars(decoder)
 
 
