@@ -331,7 +331,7 @@ def test_every_part_of_a_claim_is_a_row_of_its_own(tmp_path):
         ("X4", "a: 3", "undecided (right direction, too few samples)"),
         ("X5", "–", "not measured yet"),
     ]
-    assert "2 hold, 1 fail, 1 are undecided, 1 are not measurable, 1 are not measured yet." in page
+    assert "2 hold, 1 fails, 1 is undecided, 1 is not measurable, 1 is not measured yet." in page
     labels = [line.split(" | ")[0].removeprefix("| ") for line in numbers.splitlines() if line.startswith("| X")]
     assert labels == ["X1", "X1", "X1 (part)", "X2", "X2", "X3", "X4", "X5"]
 
@@ -360,7 +360,7 @@ def test_a_real_model_decides_where_it_can_and_the_page_has_one_row_per_claim(tm
     assert cells[0] == ["0.5 (a): holds", "0.1 (code), 0.2 (prose): fails", "–", "–", "fails"]
     assert cells[1] == ["0.7 (a): holds", "not measurable", "–", "–", "**holds**"]
     assert cells[2] == ["not measurable", "0.8 (code): holds", "–", "0.3 (prose): fails", "fails, holds in 1 of 2"]
-    assert "Of 5 claims, 1 hold, 2 fail (1 of them hold in part), 2 are not measured yet." in page
+    assert "Of 5 claims, 1 holds, 2 fail (1 of them in part), 2 are not measured yet." in page
 
 
 def test_the_page_of_claims_can_be_read(tmp_path):
@@ -372,7 +372,7 @@ def test_the_page_of_claims_can_be_read(tmp_path):
     page = (FIGURES / "README.md").read_text(encoding="utf-8")
     assert write_gallery(tmp_path, list(named(()).values())).read_text(encoding="utf-8") == page
     assert len(page.encode()) < 12_000
-    rows = {line.split("](")[0][3:]: line for line in page.splitlines() if line.startswith("| [")}
+    rows = {line.split("](")[0][3:]: line for line in page.partition("| claim |")[2].splitlines() if line.startswith("| [")}
     assert list(rows) == [claim.id for each in named(()).values() for claim in each.claims if not claim.part] and len(rows) == 29
 
 
@@ -396,7 +396,7 @@ def test_a_new_claim_is_on_every_page_by_its_experiment_alone(tmp_path):
     assert "- not measurable: none – " in page
     assert "## Not made again\n\n- figure 9: needs a GPU\n- table 2: needs its data\n\n## Provenance\n" in page
     gallery, numbers = write_gallery(tmp_path, [mine]).read_text(), (tmp_path / "claims.md").read_text()
-    assert "Of 3 claims, parts counted apart and each on its primary checkpoint, 1 hold, 2 are not m" in numbers
+    assert "Of 3 claims, parts counted apart and each on its primary checkpoint, 1 holds, 2 are not m" in numbers
     assert "| [X9](mine/README.md) | a new claim (nowhere) | 0.9 |" in numbers and "| X9 | none | not measurable |" in numbers
     assert "| [X9](mine/README.md) | a new claim |" in gallery
 

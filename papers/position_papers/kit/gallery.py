@@ -83,7 +83,7 @@ def _headline(deciding: Mapping[str, Deciding], paper: Paper, claim: Claim) -> P
     stands = _together(judged) if judged else columns["toy"]["verdict"]
     rows = [row for title in (*REAL, "toy") for row in columns[title]["rows"]]
     measured = [row["measured"] for row in sorted(rows, key=lambda row: not row["ours"]) if row["measured"]]
-    shown = {"verdict": stands, "difference": _difference(stands, rows), "measured": next(iter(measured), "")}
+    shown = {"verdict": stands, "real": bool(judged), "difference": _difference(stands, rows), "measured": next(iter(measured), "")}
     return {"claim": claim, "paper": paper, "columns": columns, **shown}
 
 
@@ -151,8 +151,7 @@ def _subject(directory: Path, name: str, places: Sequence[tuple[str, str]], pape
                 claims.append({"claim": each["claim"], "found": found, "zoo": each["verdict"]})
         for data, _ in (place for place in places if place[1] == paper.name):
             place = f"{name}/{data}/{paper.name}"
-            title = f"{paper.title.partition(',')[0]}, {data}"
-            pages.append({"title": title, "place": place, "figures": _figures(directory / place)})
+            pages.append({"title": data, "place": place, "figures": _figures(directory / place)})
     known = [read_page(directory / page["place"])["provenance"] for page in pages]
     equal = {key: value for key, value in known[0].items() if key != "command" and all(each.get(key) == value for each in known)}
     commands = list(dict.fromkeys(each["command"] for each in known))
