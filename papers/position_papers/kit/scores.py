@@ -10,10 +10,8 @@ Knows nothing about claims and figures.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 import xarray as xr
@@ -24,13 +22,11 @@ from position_papers.kit.samples import Sample
 from position_papers.kit.subjects import Subject, records_of, seeds_of, texts_of
 from position_papers.training.configuration import TrainingConfiguration
 from position_papers.training.trained import Recorded, configured_task, on_texts_of_seed_0, recorded_scores
-from repo_interp.checkpoint_files.stated import tokens_of
 from repo_interp.errors import InputError
 from repo_interp.experiments.task_scores import task_scores
 from repo_interp.interventions.extension import extended
 from repo_interp.models.checkpoints import load_model
 from repo_interp.positions.layouts import format_layout, parse_layout
-from repo_interp.tasks import Task
 from repo_interp.values import Count, Seed
 
 PLAIN = "plain"
@@ -116,45 +112,32 @@ def score_subject(
     `methods`: those beside plain for a layout, as `extension.extended` names them. Raises InputError where training.toml is missing,
     or there are neither weights nor recorded scores.
     """
-    configuration, path = subject.configuration, Path(subject.path)
+    configuration = subject.configuration
     if configuration is None:
         raise InputError(
-            f"{subject.name} ({path}) has no training.toml, so its task is unknown; give a checkpoint of `repo-interp train`"
+            f"{subject.name} ({subject.path}) has no training.toml, so its task is unknown; give a checkpoint of `repo-interp train`"
         )
     recorded = tuple(recorded_scores(records_of(subject)))
     if configuration.task == "language":
         recorded = tuple(_on_the_same_texts(subject, recorded, options, cache))
     if not subject.has_weights:
         if not recorded:
-            raise InputError(f"{subject.name} ({path}) has neither weights nor scores.json; give a finished training run")
+            raise InputError(f"{subject.name} ({subject.path}) has neither weights nor scores.json; give a finished training run")
         length = configured_task(configuration).training_length
         return Scored(subject.name, configuration.scheme, configuration, length, recorded[0].metric, None, recorded)
-    assert subject.task is not None, path
+    assert subject.task is not None, subject.path
     asked = tuple(methods(subject.layout))
-    live = _scored(subject, configuration, options, cache, asked)
+    live = _scored(subject, options, cache, asked)
     others = {seed: other for seed, other in seeds_of(subject).items() if seed != configuration.seed and other.has_weights}
-    rest = {seed: _scored(other, configuration, options, cache, asked) for seed, other in others.items()} if asked else {}
+    rest = {seed: _scored(other, options, cache, asked) for seed, other in others.items()} if asked else {}
     length, metric = subject.training_length, subject.task.metric
     return Scored(subject.name, subject.layout, configuration, length, metric, live, recorded, subject.digest, rest)
 
 
-def _scored(
-    subject: Subject, configuration: TrainingConfiguration, options: ScoreOptions, cache: Cache, methods: Sequence[str]
-) -> xr.Dataset:
+def _scored(subject: Subject, options: ScoreOptions, cache: Cache, methods: Sequence[str]) -> xr.Dataset:
     """The scores of a checkpoint that has weights, with each method."""
-    path, task = Path(subject.path), subject.task
-    assert task is not None, path
-    count = options.language_count if configuration.task == "language" else options.count
-    depends = {
-        "checkpoint": subject.digest,
-        "task": task_digest(path, configuration, task),
-        "methods": ",".join(methods),
-        "count": count,
-        "seed": options.seed,
-        "batch_size": options.batch_size,
-        "device": options.device,
-    }
-    return cache.dataset(_live, depends, path, task, subject.training_length, count, options, methods)
+    count = options.language_count if subject.kind == "language" else options.count
+    return subject.measured(cache, _live, options, count, methods, methods=",".join(methods), count=count)
 
 
 def _on_the_same_texts(subject: Subject, recorded: Sequence[Recorded], options: ScoreOptions, cache: Cache) -> Iterator[Recorded]:
@@ -168,7 +151,7 @@ def _on_the_same_texts(subject: Subject, recorded: Sequence[Recorded], options: 
         if place == 0:
             yield run
         elif run.seed in others and others[run.seed].has_weights:
-            scores = _scored(others[run.seed], run.configuration, options, cache, ())["score"].sel({"method": PLAIN})
+            scores = _scored(others[run.seed], options, cache, ())["score"].sel({"method": PLAIN})
             means = scores.mean("prompt")
             yield replace(run, means={str(name): float(means.sel(test_set=name)) for name in means["test_set"].values})
         elif options.seed == 0 and (means := on_texts_of_seed_0(run, texts_of(subject.task), options.language_count)) is not None:
@@ -218,21 +201,10 @@ def first_of(scored: Iterable[Scored], scheme: str) -> Scored | None:
     return next((each for each in scored if each.layout == scheme), None)
 
 
-def task_digest(path: Path, configuration: TrainingConfiguration, task: Task) -> str:
-    """What decides the prompts of a task: how it is made, the tokenizer, and the texts they are cut from."""
-    digest = hashlib.sha256(
-        f"{configuration.task} {configuration.task_size} {sorted(configuration.task_options.items())}".encode()
-    )
-    tokenizer = tokens_of(path) / "tokenizer.json"
-    if tokenizer.is_file():
-        digest.update(tokenizer.read_bytes())
-    digest.update(texts_of(task).encode())
-    return digest.hexdigest()
-
-
-def _live(path: Path, task: Task, length: int, count: int, options: ScoreOptions, methods: Sequence[str]) -> xr.Dataset:
-    """The scores of every test set by every method, measured with the weights at `path`."""
-    model = load_model(path, options.device)
+def _live(subject: Subject, options: ScoreOptions, count: int, methods: Sequence[str]) -> xr.Dataset:
+    """The scores of every test set by every method, measured with the weights of `subject`."""
+    model, task, length = load_model(subject.path, options.device), subject.task, subject.training_length
+    assert task is not None, subject.path
     plain = task_scores(model, task, None, count, options.seed, batch_size=options.batch_size)
     sets = plain["test_set"].values.astype(str).tolist()
     tokens = plain["tokens"].values.tolist()
