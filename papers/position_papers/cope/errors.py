@@ -33,6 +33,7 @@ from position_papers.kit.scores import (
     ScoreOptions,
     first_of,
     in_layers,
+    in_legend,
     missing,
     note,
     of_tasks,
@@ -245,7 +246,9 @@ def error_table(alike: Alike) -> xr.Dataset:
     """
     counts = Counter(name for each in alike.scored for name in each.test_sets)
     names = [name for name, count in counts.items() if count > 1 or len(alike.scored) == 1]
-    table = score_table(alike.scored, names).assign_coords(layout=("checkpoint", [in_layers(each) for each in alike.scored]))
+    layouts = [in_layers(each) for each in alike.scored]
+    labels = [in_legend(each, alike.scored) for each in alike.scored]
+    table = score_table(alike.scored, names).assign_coords(layout=("checkpoint", layouts), label=("checkpoint", labels))
     axes, unit = ("checkpoint", "test_set"), {"units": "%"}
     errors = [[100 * _error_of_one_seed(each, name) for name in names] for each in alike.scored]
     return table.assign(

@@ -26,6 +26,7 @@ from repo_interp.errors import InputError
 from repo_interp.experiments.task_scores import task_scores
 from repo_interp.interventions.extension import extended
 from repo_interp.models.checkpoints import load_model
+from repo_interp.plots.marks.scores import layout_name
 from repo_interp.positions.layouts import format_layout, parse_layout
 from repo_interp.values import Count, Seed
 
@@ -194,6 +195,22 @@ def in_layers(scored: Scored) -> str:
     """The layout of a checkpoint; a start that training.toml gives as a share of the layers becomes the number of the layer."""
     share = scored.layout.partition("@")[2]
     return format_layout(parse_layout(scored.layout, scored.configuration.layers)) if "/" in share else scored.layout
+
+
+def in_legend(scored: Scored, among: Iterable[Scored]) -> str:
+    """What a legend calls a checkpoint: its layout, or its name where another one of `among` has this layout."""
+    if any(other.layout == scored.layout and other.name != scored.name for other in among):
+        return scored.name
+    return named_layout(in_layers(scored), scored.configuration.layers)
+
+
+def named_layout(layout: str, layers: int) -> str:
+    """A layout in words: RePo alone is the paper's, from a third of the `layers` on; of another start the layer is named."""
+    scheme, _, start = layout.partition("@")
+    if scheme != "repo":
+        return layout_name(layout)
+    first = int(start or 0)
+    return "RePo" if first == layers // 3 else f"RePo from layer {first}"
 
 
 def first_of(scored: Iterable[Scored], scheme: str) -> Scored | None:
