@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import xarray as xr
+from scipy import stats
+from transformers import PreTrainedModel
 
 from position_papers.kit.cache import Cache
 from position_papers.kit.recorded_scores import unequal_budgets
@@ -25,6 +28,7 @@ from position_papers.training.trained import Recorded, configured_task, on_texts
 from repo_interp.errors import InputError
 from repo_interp.experiments.task_scores import task_scores
 from repo_interp.interventions.extension import extended
+from repo_interp.measures.labels import described
 from repo_interp.models.checkpoints import load_model
 from repo_interp.plots.marks.scores import layout_name
 from repo_interp.positions.layouts import format_layout, parse_layout
@@ -165,29 +169,30 @@ def score_table(scored: Sequence[Scored], test_sets: Sequence[str] = (), method:
     test set that some checkpoint has.
     """
     names = list(test_sets) or list(dict.fromkeys(name for checkpoint in scored for name in checkpoint.test_sets))
-    samples = [[each.sample([name], method) if name in each.test_sets else None for name in names] for each in scored]
-    seeds = max((len(sample.seeds) for row in samples for sample in row if sample is not None), default=1)
-    values = np.full((len(scored), len(names), seeds), np.nan)
-    errors = np.full((len(scored), len(names)), np.nan)
-    for row, column in np.ndindex(errors.shape):
-        sample = samples[row][column]
-        if sample is not None:
-            values[row, column, : len(sample.seeds)] = sample.seeds
-            if len(sample.prompts) > 1:
-                errors[row, column] = sample.prompts.std(ddof=1) / np.sqrt(len(sample.prompts))
-    axes = ("checkpoint", "test_set")
-    metric = scored[0].metric
+    samples = {each.name: [each.sample([name], method) if name in each.test_sets else None for name in names] for each in scored}
+    return sample_table(samples, names, scored[0].metric).assign_coords(layout=("checkpoint", [each.layout for each in scored]))
+
+
+def sample_table(samples: Mapping[str, Sequence[Sample | None]], test_sets: Sequence[Any], metric: str) -> xr.Dataset:
+    """`score [checkpoint, test_set, seed]` and `standard_error [checkpoint, test_set]` over prompts of samples by checkpoint, one per test
+    set; NaN where there is none, or where a checkpoint has fewer seeds than another.
+    """
+    seeds = max((len(sample.seeds) for row in samples.values() for sample in row if sample is not None), default=1)
+    values = np.full((len(samples), len(test_sets), seeds), np.nan)
+    errors = np.full(values.shape[:2], np.nan)
+    for row, own in enumerate(samples.values()):
+        for column, sample in enumerate(own):
+            if sample is not None:
+                values[row, column, : len(sample.seeds)] = sample.seeds
+                errors[row, column] = stats.sem(sample.prompts) if len(sample.prompts) > 1 else np.nan
+    axes = {"checkpoint": list(samples), "test_set": list(test_sets)}
+    every_seed = axes | {"seed": np.arange(seeds)}  # so that tables of other numbers of seeds can be joined
+    score, error = xr.DataArray(values, every_seed, tuple(every_seed)), xr.DataArray(errors, axes, tuple(axes))
     return xr.Dataset(
         {
-            "score": ((*axes, "seed"), values, {"long_name": metric, "units": "nat" if "log" in metric else "1"}),
-            "standard_error": (axes, errors, {"long_name": f"standard error of {metric} over prompts", "units": "1"}),
-        },
-        coords={
-            "checkpoint": [each.name for each in scored],
-            "test_set": names,
-            "layout": ("checkpoint", [each.layout for each in scored]),
-            "seed": np.arange(seeds),  # so that tables of other numbers of seeds can be joined
-        },
+            "score": described(score, metric, "nat" if "log" in metric else "1"),
+            "standard_error": described(error, f"standard error of {metric} over prompts", "1"),
+        }
     )
 
 
@@ -225,22 +230,35 @@ def _live(subject: Subject, options: ScoreOptions, count: int, methods: Sequence
     plain = task_scores(model, task, None, count, options.seed, batch_size=options.batch_size)
     sets = plain["test_set"].values.astype(str).tolist()
     tokens = plain["tokens"].values.tolist()
-    by_method = [plain["score"].values]
-    for method in methods:
-        rows = []
-        for place, name in enumerate(sets):
-            if tokens[place] <= length:  # the factor is 1
-                rows.append(plain["score"].values[place])
-                continue
-            with extended(model, method, tokens[place], length):
-                rows.append(
-                    task_scores(model, task, [name], count, options.seed, batch_size=options.batch_size)["score"].values[0]
-                )
-        by_method.append(np.stack(rows))
+
+    def again(place: int) -> np.ndarray:
+        return task_scores(model, task, [sets[place]], count, options.seed, batch_size=options.batch_size)["score"].values[0]
+
+    scores = with_methods(model, methods, plain["score"].values, tokens, length, again)
     return xr.Dataset(
-        {"score": (("method", "test_set", "prompt"), np.stack(by_method)), "tokens": ("test_set", tokens)},
+        {"score": (("method", "test_set", "prompt"), scores), "tokens": ("test_set", tokens)},
         coords={"method": [PLAIN, *methods], "test_set": sets},
     )
+
+
+def with_methods(
+    model: PreTrainedModel,
+    methods: Sequence[str],
+    plain: np.ndarray,
+    lengths: Sequence[int],
+    trained: int,
+    score: Callable[[int], np.ndarray],
+) -> np.ndarray:
+    """The `plain` scores [length, prompt], then those with each of `methods` [method, length, prompt]: what `score` gives for the place of
+    a length, while a model that was `trained` on so many tokens is extended to it. Up to that length nothing is extended.
+    """
+    by_method = np.stack([plain] * (1 + len(methods)))
+    for row, method in enumerate(methods, start=1):
+        for place, length in enumerate(lengths):
+            if length > trained:
+                with extended(model, method, length, trained):
+                    by_method[row, place] = score(place)
+    return by_method
 
 
 def note(compared: Sequence[Scored], *texts: str) -> tuple[str, ...]:
