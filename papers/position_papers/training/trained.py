@@ -164,7 +164,7 @@ def add_run(zoo: Path, name: str, run: Path, same_texts: Mapping[str, Any] | Non
     """
     task, _, own = name.partition("/")
     stated = tomllib.loads((run / "training.toml").read_text(encoding="utf-8"))
-    last = last_record(run / "log.jsonl")
+    last = read_runs(run / "log.jsonl")[-1]
     scores = json.loads((run / "scores.json").read_text(encoding="utf-8"))
     scores.pop("weights", None)  # what ships is rounded, and has its digest in the registry
     line = {"name": own, "seed": stated["seed"], "loss": last["loss"], "seconds": last["seconds"], "scores": scores}
@@ -176,12 +176,6 @@ def add_run(zoo: Path, name: str, run: Path, same_texts: Mapping[str, Any] | Non
     return file
 
 
-def last_record(log: Path) -> dict[str, Any]:
-    """The last line of a log.jsonl, with its loss as a number. Raises what a damaged file leads to."""
-    record = json.loads(log.read_text(encoding="utf-8").splitlines()[-1])
-    return record | {"loss": float(record["loss"])}
-
-
 def _left_by_training(directory: Path) -> Recorded:
     configuration, file = trained_configuration(directory), directory / "scores.json"
     if configuration is None:
@@ -189,7 +183,7 @@ def _left_by_training(directory: Path) -> Recorded:
     try:
         run = _recorded(directory, configuration, json.loads(file.read_text(encoding="utf-8")))
         file = directory / "log.jsonl"
-        run = replace(run, loss=last_record(file)["loss"]) if file.exists() else run
+        run = replace(run, loss=float(read_runs(file)[-1]["loss"])) if file.exists() else run
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise InputError(f"{file} is no record of scores or losses as training leaves it: {error!r}") from None
     if run.weights and (directory / "config.json").is_file() and run.weights != stored_digest(directory):
