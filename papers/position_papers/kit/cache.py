@@ -60,7 +60,7 @@ class Cache:
         assert self._directory is not None
         return self._directory / f"{_name(function)}-{_key(function, depends)}.{ending}"
 
-    def _kept(self, opened: Callable[..., Kept], function: Callable[..., Kept], depends: Depends, given: tuple[Any, ...]) -> Kept:
+    def _kept(self, opened: Callable[..., Any], function: Callable[..., Kept], depends: Depends, given: tuple[Any, ...]) -> Kept:
         """What `function` gives, read from its file where that exists, else computed and written there."""
         if self._directory is None:
             return function(*given)
