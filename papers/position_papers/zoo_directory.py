@@ -13,9 +13,10 @@ from pathlib import Path
 
 from repo_interp import shipped
 
+REGISTRY = "registry.csv"
 _PACKAGE = Path(__file__).parent
 _PLACES = (_PACKAGE.parent / "zoo", _PACKAGE / "zoo")
-DIRECTORY = next((place for place in _PLACES if (place / "registry.csv").is_file()), _PLACES[0])
+DIRECTORY = next((place for place in _PLACES if (place / REGISTRY).is_file()), _PLACES[0])
 
 
 def recorded_at(directory: Path) -> Path:

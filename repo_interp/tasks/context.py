@@ -1,4 +1,4 @@
-"""Tasks that put questions behind a context: what `niah_small`, `niah_keys` and `few_shot` have in common.
+"""Tasks that put questions behind a context: what `niah_small` and `niah_keys` have in common.
 
     <bos> contents and filler ...   question answer   question answer ...         `length` tokens in all
 

@@ -9,8 +9,11 @@ from functools import partial
 import numpy as np
 import pytest
 import xarray as xr
+from trained_tiny import left_by_training
 
 from position_papers.kit.cache import Cache
+from position_papers.kit.scores import ScoreOptions
+from position_papers.kit.subjects import subject
 from repo_interp.store import Store
 
 DEPENDS = {"checkpoint": "abc", "seed": 0}
@@ -58,6 +61,11 @@ def by_points(store: Store, stop_at: int) -> xr.Dataset:
 
     points = {str(number): partial(point, number) for number in range(4)}
     return xr.Dataset({"x": ("point", [found["value"] for found in store.get_or_compute(points).values()])})
+
+
+def of_subject(own: object, options: ScoreOptions, times: list[str]) -> xr.Dataset:
+    """A measurement of a checkpoint."""
+    return measured(times)
 
 
 MADE: list[int] = []
@@ -113,3 +121,15 @@ def test_without_a_directory_nothing_is_kept():
     cache.dataset(measured, DEPENDS, times)
     cache.dataset(measured, DEPENDS, times)
     assert len(times) == 2
+
+
+def test_a_checkpoint_at_another_path_is_not_measured_again_but_one_with_another_tokenizer_is(tmp_path):
+    times: list[str] = []
+    first, second = (left_by_training("language/rope", tmp_path / name) for name in ("first", "second"))
+    for place in (first, second):
+        subject("rope", place).measured(Cache(tmp_path / "kept"), of_subject, ScoreOptions(), times)
+    assert times == ["measured"]
+    tokenizer = second / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text() + "\n")
+    subject("rope", second).measured(Cache(tmp_path / "kept"), of_subject, ScoreOptions(), times)
+    assert times == ["measured", "measured"]

@@ -30,6 +30,7 @@ from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, of_tasks, sc
 from position_papers.kit.subjects import subject
 from position_papers.training.configuration import TrainingConfiguration, replaced
 from position_papers.training.trained import Recorded, recorded_scores
+from position_papers.zoo_directory import DIRECTORY
 from repo_interp.errors import InputError
 from repo_interp.tasks import make_task
 
@@ -419,6 +420,33 @@ def test_live_scores_are_those_that_training_recorded(root):
     own, asked = subject("given", str(root / "flip_flop" / "cope")), ((4, 0), (5, 0), (4, 1))
     kept = [from_record(own, ScoreOptions(count=count, seed=seed)).has_weights for count, seed in asked]
     assert kept == [False, True, True]
+
+
+def test_scores_of_other_weights_are_refused_and_those_of_unknown_ones_are_measured(root, tmp_path):
+    options = ScoreOptions(count=4)
+    place = shutil.copytree(root / "counting" / "cope", tmp_path / "cope")
+    scores, weights = place / "scores.json", place / "model.safetensors"
+    own, stated = subject("given", place), json.loads(scores.read_text())
+    assert not from_record(own, options).has_weights
+    shutil.copy(root / "counting" / "learned" / weights.name, weights)
+    with pytest.raises(InputError, match=r"scores\.json has the scores of other weights"):
+        from_record(own, options)
+    scores.write_text(json.dumps({name: value for name, value in stated.items() if name != "weights"}))
+    assert from_record(own, options).has_weights
+    weights.unlink()
+    (place / "config.json").unlink()
+    assert recorded_scores(without_weights(place))[0].means == stated["test_sets"]
+
+
+def test_records_of_a_zoo_are_of_the_weights_in_its_registry(tmp_path):
+    options, name = ScoreOptions(count=4), "flip_flop/cope"
+    assert not from_record(subject(name, DIRECTORY / name), options).has_weights
+    place = shutil.copytree(DIRECTORY / name, tmp_path / name)
+    for file in ("registry.csv", "flip_flop/runs.jsonl", "flip_flop/tokenizer.json", "flip_flop/tokenizer_config.json"):
+        shutil.copy(DIRECTORY / file, tmp_path / file)
+    assert not from_record(subject(name, place), options).has_weights
+    shutil.copy(DIRECTORY / "flip_flop" / "cope_256" / "model.safetensors", place)
+    assert from_record(subject(name, place), options).has_weights
 
 
 def test_records_alone_are_enough_and_too_little_is_refused(root, tmp_path):

@@ -13,13 +13,13 @@ from trained_tiny import trained, without_weights
 
 from position_papers.hope import copying, perplexity
 from position_papers.hope.copying import AB1, AB2, BEST, COPYING, EACH, H7, WORST
-from position_papers.hope.extended_scores import METHODS, scores
+from position_papers.hope.extended_scores import METHODS, scores, side_by_side, with_methods
 from position_papers.hope.perplexity import PERPLEXITY
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import FAILS, HOLDS, UNDECIDED, UNMEASURABLE, Verdict
 from position_papers.kit.differences import Difference
 from position_papers.kit.experiment import run
-from position_papers.kit.scores import PLAIN, Scored, ScoreOptions
+from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, score_table
 from position_papers.kit.subjects import subject
 from position_papers.training.configuration import TrainingConfiguration, replaced
 from position_papers.training.trained import Recorded
@@ -84,6 +84,12 @@ def test_hope_must_be_above_every_rival_beyond_training():
     assert verdicts(made("hope", 1.0, 0.5), *rivals[1:])["H6"] == UNMEASURABLE
     notes = judged([made("hope", 1.0, 0.5), rivals[0]])["H6"].notes
     assert any(note.startswith("no checkpoint of alibi, kerple, fire") for note in notes)
+
+
+def test_legends_call_the_papers_repo_by_its_name_alone():
+    repo, later, rope = made("repo@1/3", 1.0, 0.5), made("repo@2", 1.0, 0.5), made("rope", 1.0, 0.1, {"yarn": 0.3})
+    table = side_by_side(with_methods([repo, later, rope]), score_table)
+    assert table["checkpoint"].values.tolist() == ["RePo", "RePo from layer 2", "RoPE", "RoPE + YaRN"]
 
 
 def test_who_does_not_copy_is_not_compared():

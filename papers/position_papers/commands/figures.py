@@ -6,8 +6,11 @@ import argparse
 import shlex
 from pathlib import Path
 
-from position_papers import ALL, PAPERS
+from position_papers import ALL, PAPERS, named
+from repo_interp import processes
 from repo_interp.cli.options import add_settings, count, seed
+from repo_interp.errors import InputError
+from repo_interp.files import require_directory
 
 SHARED = True
 SUMMARY = (
@@ -58,10 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure, draw, write; print the verdicts."""
     from position_papers.kit.build import fitting_jobs, measure_together
-    from repo_interp import processes
     from repo_interp.console import Console
-    from repo_interp.errors import InputError
-    from repo_interp.files import require_directory
     from repo_interp.models.checkpoints import device_named
     from repo_interp.progress import steps
 
@@ -93,7 +93,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _made(console, builds, arguments: argparse.Namespace, cache: Path) -> int:
     """Measure what is not kept yet, draw and write; print what became of every claim."""
-    from position_papers import named
     from position_papers.kit.gallery import headlines, page_above, write_gallery
     from repo_interp.console import bold
     from repo_interp.progress import steps
@@ -104,12 +103,9 @@ def _made(console, builds, arguments: argparse.Namespace, cache: Path) -> int:
         if build.is_up_to_date and not arguments.overwrite:
             console.print(bold(build.directory, "  stands already, made from the same"), highlight=False, soft_wrap=True)
             continue
-        try:
-            with steps(console) as step:
-                step(build.name)
-                _, files = build.make(cache, lambda doing, *done, name=build.name, step=step: step(f"{name}: {doing}", *done))
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"what was measured is kept in {cache}; the same command goes on") from None
+        with steps(console) as step:
+            step(build.name)
+            _, files = build.make(cache, lambda doing, *done, name=build.name, step=step: step(f"{name}: {doing}", *done))
         text = f"  verdicts and figures; {len(files)} files"
         console.print(bold(build.directory / "README.md", text), highlight=False, soft_wrap=True)
         write_gallery(over_all, papers)
@@ -120,14 +116,12 @@ def _made(console, builds, arguments: argparse.Namespace, cache: Path) -> int:
 
 def _builds(arguments: argparse.Namespace, out: Path):
     """Each paper with its checkpoints and options. Raises InputError for everything that can be known before measuring."""
-    from position_papers import named
     from position_papers.kit.build import Build, stated_options, with_experiments
     from position_papers.kit.gallery import require_own
     from position_papers.kit.paper_directory import require_free
     from position_papers.kit.subjects import given
     from repo_interp.analysis.publication import RUN
     from repo_interp.cli.checkpoint import find
-    from repo_interp.errors import InputError
 
     papers = with_experiments(named(arguments.papers), arguments.experiments)
     users = {name: find(path) for name, path in arguments.checkpoints}
@@ -153,7 +147,6 @@ def _builds(arguments: argparse.Namespace, out: Path):
 
 def _require_asked(builds, users: dict[str, str]) -> None:
     """Raise InputError where the user's checkpoints fit none of the experiments that are asked for: the zoo's alone would be measured."""
-    from repo_interp.errors import InputError
 
     fitting = {
         subject.name

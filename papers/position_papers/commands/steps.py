@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 
 from repo_interp.cli.options import count, seed
+from repo_interp.errors import InputError
 
 SUMMARY = "Measure the saved steps of a training run (variance by rotary component, HoPE fig. 3b) and store the result with the checkpoint."
 
@@ -27,7 +28,6 @@ def run(arguments: argparse.Namespace) -> int:
     from position_papers.hope.over_training import read_steps, write_steps
     from position_papers.hope.replicates import Sampling
     from repo_interp.console import Console, bold
-    from repo_interp.errors import InputError
     from repo_interp.progress import steps
 
     if not 2 <= arguments.repeats <= arguments.sequences:

@@ -12,10 +12,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from position_papers.training.configuration import SIZES, TABLES, TrainingConfiguration, joined, read_toml, replaced, to_toml
+from position_papers.training.plan import recipe
 from repo_interp.cli.options import add_settings, count, number_list, of_owner, setting, typed
+from repo_interp.errors import InputError
 
 if TYPE_CHECKING:
-    from position_papers.training.configuration import TrainingConfiguration
     from position_papers.training.folder import TrainingFolder
     from position_papers.training.preparation import Prepared
     from repo_interp.console import Console
@@ -32,8 +34,6 @@ _SHORT = {"index_share_until": ("--index-share-until", "--p-drop")}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options: one for every field of a training configuration, and where and how to run."""
-    from position_papers.training.configuration import TrainingConfiguration
-
     parser.add_argument("task", nargs="?", metavar="TASK", help="the task, unless --config or --resume names it")
     written = "a TOML file of the options below (their names with _), such as a training.toml"
     parser.add_argument("--config", metavar="FILE", help=written)
@@ -76,7 +76,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Train, with a bar, and print what came of it."""
     from repo_interp.console import Console, plain
-    from repo_interp.errors import InputError
 
     console = Console()
     runs = _runs(arguments)
@@ -102,7 +101,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _runs(arguments: argparse.Namespace) -> list[Run]:
     """Every run that is asked for. Raises InputError for what cannot be run, before anything is written."""
-    from repo_interp.errors import InputError
 
     if arguments.resume and arguments.overwrite:
         raise InputError("--resume goes on and --overwrite begins anew; give one of them")
@@ -120,7 +118,6 @@ def _runs(arguments: argparse.Namespace) -> list[Run]:
 
 def _require_apart(runs: Sequence[Run]) -> None:
     """Raise InputError where a run continues what would be removed to begin the runs anew."""
-    from repo_interp.errors import InputError
     from repo_interp.models.checkpoints import identify
 
     removed = [folder.directory.resolve() for _, folder in runs]
@@ -133,10 +130,8 @@ def _require_apart(runs: Sequence[Run]) -> None:
 
 def _one_run(arguments: argparse.Namespace, seed: int | None) -> Run:
     """A run, as its training.toml states it where one goes on there; `seed`: one of several, in a directory of its own."""
-    from position_papers.training.configuration import replaced
     from position_papers.training.folder import TrainingFolder
     from position_papers.training.trained import trained_configuration
-    from repo_interp.errors import InputError
 
     own = {} if seed is None else {"seed": seed}
     if arguments.out is None:
@@ -162,9 +157,6 @@ def _one_run(arguments: argparse.Namespace, seed: int | None) -> Run:
 
 def _fresh(arguments: argparse.Namespace, own: Mapping[str, Any]) -> TrainingConfiguration:
     """The configuration that is asked for, with `own` fields, over the recipe of its task."""
-    from position_papers.training.configuration import SIZES, TrainingConfiguration, joined, replaced
-    from position_papers.training.plan import recipe
-    from repo_interp.errors import InputError
 
     asked = {**_asked(arguments, {}), **own}
     task, continued = str(asked["task"]), asked.get("continue_from")
@@ -180,9 +172,7 @@ def _asked(arguments: argparse.Namespace, stored: Mapping[str, Any]) -> dict[str
 
     Raises InputError where no task is named, and for options that the task or the schemes lack.
     """
-    from position_papers.training.configuration import TABLES, TrainingConfiguration, joined, read_toml
     from repo_interp.checkpoint_files.options import SchemeOptions, require_useful
-    from repo_interp.errors import InputError
     from repo_interp.positions.layouts import named_schemes
     from repo_interp.tasks import make_task, task_names
 
@@ -248,7 +238,6 @@ def _train_several(console: Console, runs: Sequence[Run], arguments: argparse.Na
 
 
 def _begin(configuration: TrainingConfiguration, folder: TrainingFolder, arguments: argparse.Namespace) -> None:
-    from position_papers.training.configuration import to_toml
     from position_papers.training.trained import made_with
 
     if arguments.overwrite:

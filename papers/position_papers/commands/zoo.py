@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import argparse
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from position_papers.training.plan import AHEAD, PLAN, PlannedRun, chosen, planned_runs
+from repo_interp import processes
 from repo_interp.cli.options import count
+from repo_interp.errors import InputError
+from repo_interp.files import require_directory, write_text
+from repo_interp.shipped import shipped_names
+from repo_interp.values import duration
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from position_papers.training.plan import PlannedRun
     from repo_interp.console import Console
 
 SHARED = True
@@ -51,11 +57,7 @@ def _table(left: tuple[str, ...], right: tuple[str, ...]) -> Table:
 
 def _plan(console: Console, names: list[str]) -> None:
     """Print how far each checkpoint of the plan is, what it took, and what is left at the pace of its own steps so far."""
-    from itertools import groupby
-
     from position_papers.training.folder import TrainingFolder
-    from position_papers.training.plan import AHEAD, PLAN, chosen, planned_runs
-    from repo_interp.values import duration
 
     table = _table(("name",), ("runs", "steps", "took", "left"))
     runs = planned_runs(chosen((*PLAN, *AHEAD), names))
@@ -73,8 +75,6 @@ def _plan(console: Console, names: list[str]) -> None:
 
 def _list(console: Console, names: list[str]) -> None:
     from position_papers.zoo import zoo_entry
-    from repo_interp.errors import InputError
-    from repo_interp.shipped import shipped_names
 
     wanted = tuple(f"{name.rstrip('/')}/" for name in names) or ("",)
     shown = [name for name in shipped_names() if f"{name}/".startswith(wanted)]
@@ -102,11 +102,7 @@ def _short(test_set: str) -> str:
 def _train(console: Console, arguments: argparse.Namespace) -> int:
     from position_papers.commands.train import EVERY
     from position_papers.training.folder import TrainingFolder
-    from position_papers.training.plan import AHEAD, PLAN, chosen, planned_runs
     from position_papers.training.shipping import make, unfinished
-    from repo_interp import processes
-    from repo_interp.errors import InputError
-    from repo_interp.files import require_directory
     from repo_interp.progress import steps
 
     if processes.count() > 1 and arguments.jobs > 1:
@@ -135,10 +131,8 @@ def _train(console: Console, arguments: argparse.Namespace) -> int:
 
 def _installed(console: Console, runs: list[PlannedRun], arguments: argparse.Namespace) -> int:
     """Measure saved steps, put what ships into its place, and print where."""
-    from position_papers.training.plan import AHEAD, PLAN
     from position_papers.training.shipping import install, write_registry, zoo_page
     from repo_interp.console import bold
-    from repo_interp.files import write_text
 
     for planned in runs:
         _keep_steps(console, planned)

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from position_papers.kit.scores import (
     ScoreOptions,
     first_of,
     in_layers,
+    in_legend,
     missing,
     note,
     of_tasks,
@@ -40,6 +42,7 @@ from position_papers.kit.scores import (
 )
 from position_papers.kit.subjects import Subject, records_of
 from position_papers.training.trained import configured_task, recorded_scores
+from repo_interp.models.provenance import stored_digest
 from repo_interp.plots.marks.drawing import legend_below
 from repo_interp.plots.marks.scores import draw_scores, handles
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
@@ -132,10 +135,12 @@ def errors_of(scored: Scored, test_set: str) -> Sample:
 
 
 def from_record(subject: Subject, options: ScoreOptions) -> Subject:
-    """The subject without weights where its record has the scores of as many prompts as are asked for, and of the same ones."""
-    runs = recorded_scores(records_of(subject))
-    enough = bool(runs) and runs[0].seed == options.seed and runs[0].prompts >= options.count
-    return replace(subject, schemes=()) if enough else subject
+    """The subject without weights where its record has the scores of these weights on as many prompts as are asked for, and on the same."""
+    run = next(iter(recorded_scores(records_of(subject))), None)
+    if run is None or run.seed != options.seed or run.prompts < options.count:
+        return subject
+    tied = not subject.has_weights or run.weights == stored_digest(Path(subject.path))
+    return replace(subject, schemes=()) if tied else subject
 
 
 def experiment(task: ErrorTask, name: str) -> Experiment:
@@ -241,7 +246,9 @@ def error_table(alike: Alike) -> xr.Dataset:
     """
     counts = Counter(name for each in alike.scored for name in each.test_sets)
     names = [name for name, count in counts.items() if count > 1 or len(alike.scored) == 1]
-    table = score_table(alike.scored, names).assign_coords(layout=("checkpoint", [in_layers(each) for each in alike.scored]))
+    layouts = [in_layers(each) for each in alike.scored]
+    labels = [in_legend(each, alike.scored) for each in alike.scored]
+    table = score_table(alike.scored, names).assign_coords(layout=("checkpoint", layouts), label=("checkpoint", labels))
     axes, unit = ("checkpoint", "test_set"), {"units": "%"}
     errors = [[100 * _error_of_one_seed(each, name) for name in names] for each in alike.scored]
     return table.assign(

@@ -30,7 +30,7 @@ from position_papers.kit.perplexities import (
 from position_papers.kit.rules import Above, All, AtMost
 from position_papers.kit.samples import MATERIAL, between, between_rises, in_words, numbers_of, rise
 from position_papers.kit.scale import Scale
-from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, first_of, missing, note, of_tasks, score_subject
+from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, first_of, in_legend, missing, note, of_tasks, score_subject
 from position_papers.kit.subjects import Subject
 from repo_interp.plots.marks.perplexity import perplexity_by_length
 from repo_interp.plots.marks.scores import layout_name
@@ -139,7 +139,7 @@ def _drawn(name: str, scored: Sequence[Scored], reference: Scored | None, called
         table = table.assign(differences([(each, PLAIN) for each in scored], reference, called, table))
         caption += f" {differences_caption(called)}"
     table = table.assign_attrs(axis="tokens", training_length=length).assign_coords(
-        label=("checkpoint", [_label(each) for each in scored])
+        label=("checkpoint", [_label(each, scored) for each in scored])
     )
     return Drawing(name, perplexity_by_length(table, f"trained at {length} tokens"), caption, table)
 
@@ -210,11 +210,11 @@ LANGUAGE = Scale(12, 768, 1024, "100 epochs of 100M tokens")  # sec. 5.4
 _GATES = {KEYS: "keys of the gates' own", OPEN: "open gates", "values": "gates from values"}
 
 
-def _label(scored: Scored) -> str:
-    """What a legend calls a checkpoint with CoPE: its number of positions and its gates; "" for another, which has its layout's name."""
+def _label(scored: Scored, among: Sequence[Scored]) -> str:
+    """What a legend calls a checkpoint: with CoPE its number of positions and its gates; another as `in_legend` does."""
     positions = scored.configuration.scheme_options.get("p_max")
     parts = [layout_name(COPE), f"{positions} positions" if positions else "", _GATES.get(gates_of(scored), "")]
-    return ", ".join(filter(None, parts)) if scored.layout == COPE else ""
+    return ", ".join(filter(None, parts)) if scored.layout == COPE else in_legend(scored, among)
 
 
 _ZOO = (COPE, ROPE, ABSOLUTE, "cope_16", "cope_open", "cope_sep_keys", "alibi", "kerple", "fire", "hope", "repo")

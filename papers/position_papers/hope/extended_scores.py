@@ -13,7 +13,7 @@ from typing import Any
 import xarray as xr
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, in_layers, score_subject
+from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, in_legend, score_subject
 from position_papers.kit.subjects import Subject
 from repo_interp.plots.marks.scores import layout_name
 
@@ -50,6 +50,5 @@ def side_by_side(rows: Sequence[tuple[Scored, str]], table: Callable[..., xr.Dat
 
 def label(scored: Scored, method: str, among: Sequence[Scored]) -> str:
     """What a legend calls a checkpoint: its scheme, or its name where two have this scheme; and how it is extended."""
-    several = len({other.name for other in among if other.layout == scored.layout}) > 1
-    name = scored.name if several else layout_name(in_layers(scored))
+    name = in_legend(scored, among)
     return f"{name} + {METHODS[method]}" if method in METHODS else name

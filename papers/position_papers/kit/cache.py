@@ -28,7 +28,6 @@ from repo_interp.store import Store
 
 Kept = TypeVar("Kept", xr.Dataset, xr.DataTree)
 Depends = Mapping[str, str | int | float | bool | None]
-_ENGINE = "h5netcdf"
 
 
 class Cache:
@@ -47,11 +46,11 @@ class Cache:
         options, seeds. Without a directory the result comes as it is; with one it always comes as it was read back, so that both times
         give the same.
         """
-        return self._kept(_read, function, depends, given)
+        return self._kept(xr.open_dataset, function, depends, given)
 
     def tree(self, function: Callable[..., xr.DataTree], depends: Depends, *given: Any) -> xr.DataTree:
         """The same of a function that measures several groups at once: the tree of them."""
-        return self._kept(_read_tree, function, depends, given)
+        return self._kept(xr.open_datatree, function, depends, given)
 
     def points(self, function: Callable[..., xr.Dataset], depends: Depends) -> Store:
         """What keeps the finished points of `function` until the whole is there; measurements of hours take it as an argument."""
@@ -61,37 +60,25 @@ class Cache:
         assert self._directory is not None
         return self._directory / f"{_name(function)}-{_key(function, depends)}.{ending}"
 
-    def _kept(
-        self, read: Callable[[Path], Kept], function: Callable[..., Kept], depends: Depends, given: tuple[Any, ...]
-    ) -> Kept:
+    def _kept(self, opened: Callable[..., Any], function: Callable[..., Kept], depends: Depends, given: tuple[Any, ...]) -> Kept:
         """What `function` gives, read from its file where that exists, else computed and written there."""
         if self._directory is None:
             return function(*given)
         file = self._place(function, depends, "nc")
-        if file.exists():
-            return read(file)
-        self._directory.mkdir(parents=True, exist_ok=True)
-        (self._directory / ".gitignore").write_text("*\n", encoding="utf-8")
-        lock = file.with_suffix(".lock")
-        with FileLock(lock):  # of two processes that want the same, one measures it
-            try:
-                if not file.exists():
-                    write_netcdf(function(*given), file)
-                    shutil.rmtree(file.with_suffix(".points"), ignore_errors=True)
-            finally:
-                with suppress(OSError):
-                    lock.unlink()
-        return read(file)
-
-
-def _read(file: Path) -> xr.Dataset:
-    with xr.open_dataset(file, engine=_ENGINE) as stored:
-        return stored.load()
-
-
-def _read_tree(file: Path) -> xr.DataTree:
-    with xr.open_datatree(file, engine=_ENGINE) as stored:
-        return stored.load()
+        if not file.exists():
+            self._directory.mkdir(parents=True, exist_ok=True)
+            (self._directory / ".gitignore").write_text("*\n", encoding="utf-8")
+            lock = file.with_suffix(".lock")
+            with FileLock(lock):  # of two processes that want the same, one measures it
+                try:
+                    if not file.exists():
+                        write_netcdf(function(*given), file)
+                        shutil.rmtree(file.with_suffix(".points"), ignore_errors=True)
+                finally:
+                    with suppress(OSError):
+                        lock.unlink()
+        with opened(file, engine="h5netcdf") as stored:
+            return stored.load()
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -10,13 +10,14 @@ Knows nothing about claims and figures.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xarray as xr
+from scipy import stats
+from transformers import PreTrainedModel
 
 from position_papers.kit.cache import Cache
 from position_papers.kit.recorded_scores import unequal_budgets
@@ -24,13 +25,13 @@ from position_papers.kit.samples import Sample
 from position_papers.kit.subjects import Subject, records_of, seeds_of, texts_of
 from position_papers.training.configuration import TrainingConfiguration
 from position_papers.training.trained import Recorded, configured_task, on_texts_of_seed_0, recorded_scores
-from repo_interp.checkpoint_files.stated import tokens_of
 from repo_interp.errors import InputError
 from repo_interp.experiments.task_scores import task_scores
 from repo_interp.interventions.extension import extended
+from repo_interp.measures.labels import described
 from repo_interp.models.checkpoints import load_model
+from repo_interp.plots.marks.scores import layout_name
 from repo_interp.positions.layouts import format_layout, parse_layout
-from repo_interp.tasks import Task
 from repo_interp.values import Count, Seed
 
 PLAIN = "plain"
@@ -116,45 +117,32 @@ def score_subject(
     `methods`: those beside plain for a layout, as `extension.extended` names them. Raises InputError where training.toml is missing,
     or there are neither weights nor recorded scores.
     """
-    configuration, path = subject.configuration, Path(subject.path)
+    configuration = subject.configuration
     if configuration is None:
         raise InputError(
-            f"{subject.name} ({path}) has no training.toml, so its task is unknown; give a checkpoint of `repo-interp train`"
+            f"{subject.name} ({subject.path}) has no training.toml, so its task is unknown; give a checkpoint of `repo-interp train`"
         )
     recorded = tuple(recorded_scores(records_of(subject)))
     if configuration.task == "language":
         recorded = tuple(_on_the_same_texts(subject, recorded, options, cache))
     if not subject.has_weights:
         if not recorded:
-            raise InputError(f"{subject.name} ({path}) has neither weights nor scores.json; give a finished training run")
+            raise InputError(f"{subject.name} ({subject.path}) has neither weights nor scores.json; give a finished training run")
         length = configured_task(configuration).training_length
         return Scored(subject.name, configuration.scheme, configuration, length, recorded[0].metric, None, recorded)
-    assert subject.task is not None, path
+    assert subject.task is not None, subject.path
     asked = tuple(methods(subject.layout))
-    live = _scored(subject, configuration, options, cache, asked)
+    live = _scored(subject, options, cache, asked)
     others = {seed: other for seed, other in seeds_of(subject).items() if seed != configuration.seed and other.has_weights}
-    rest = {seed: _scored(other, configuration, options, cache, asked) for seed, other in others.items()} if asked else {}
+    rest = {seed: _scored(other, options, cache, asked) for seed, other in others.items()} if asked else {}
     length, metric = subject.training_length, subject.task.metric
     return Scored(subject.name, subject.layout, configuration, length, metric, live, recorded, subject.digest, rest)
 
 
-def _scored(
-    subject: Subject, configuration: TrainingConfiguration, options: ScoreOptions, cache: Cache, methods: Sequence[str]
-) -> xr.Dataset:
+def _scored(subject: Subject, options: ScoreOptions, cache: Cache, methods: Sequence[str]) -> xr.Dataset:
     """The scores of a checkpoint that has weights, with each method."""
-    path, task = Path(subject.path), subject.task
-    assert task is not None, path
-    count = options.language_count if configuration.task == "language" else options.count
-    depends = {
-        "checkpoint": subject.digest,
-        "task": task_digest(path, configuration, task),
-        "methods": ",".join(methods),
-        "count": count,
-        "seed": options.seed,
-        "batch_size": options.batch_size,
-        "device": options.device,
-    }
-    return cache.dataset(_live, depends, path, task, subject.training_length, count, options, methods)
+    count = options.language_count if subject.kind == "language" else options.count
+    return subject.measured(cache, _live, options, count, methods, methods=",".join(methods), count=count)
 
 
 def _on_the_same_texts(subject: Subject, recorded: Sequence[Recorded], options: ScoreOptions, cache: Cache) -> Iterator[Recorded]:
@@ -168,7 +156,7 @@ def _on_the_same_texts(subject: Subject, recorded: Sequence[Recorded], options: 
         if place == 0:
             yield run
         elif run.seed in others and others[run.seed].has_weights:
-            scores = _scored(others[run.seed], run.configuration, options, cache, ())["score"].sel({"method": PLAIN})
+            scores = _scored(others[run.seed], options, cache, ())["score"].sel({"method": PLAIN})
             means = scores.mean("prompt")
             yield replace(run, means={str(name): float(means.sel(test_set=name)) for name in means["test_set"].values})
         elif options.seed == 0 and (means := on_texts_of_seed_0(run, texts_of(subject.task), options.language_count)) is not None:
@@ -181,29 +169,30 @@ def score_table(scored: Sequence[Scored], test_sets: Sequence[str] = (), method:
     test set that some checkpoint has.
     """
     names = list(test_sets) or list(dict.fromkeys(name for checkpoint in scored for name in checkpoint.test_sets))
-    samples = [[each.sample([name], method) if name in each.test_sets else None for name in names] for each in scored]
-    seeds = max((len(sample.seeds) for row in samples for sample in row if sample is not None), default=1)
-    values = np.full((len(scored), len(names), seeds), np.nan)
-    errors = np.full((len(scored), len(names)), np.nan)
-    for row, column in np.ndindex(errors.shape):
-        sample = samples[row][column]
-        if sample is not None:
-            values[row, column, : len(sample.seeds)] = sample.seeds
-            if len(sample.prompts) > 1:
-                errors[row, column] = sample.prompts.std(ddof=1) / np.sqrt(len(sample.prompts))
-    axes = ("checkpoint", "test_set")
-    metric = scored[0].metric
+    samples = {each.name: [each.sample([name], method) if name in each.test_sets else None for name in names] for each in scored}
+    return sample_table(samples, names, scored[0].metric).assign_coords(layout=("checkpoint", [each.layout for each in scored]))
+
+
+def sample_table(samples: Mapping[str, Sequence[Sample | None]], test_sets: Sequence[Any], metric: str) -> xr.Dataset:
+    """`score [checkpoint, test_set, seed]` and `standard_error [checkpoint, test_set]` over prompts of samples by checkpoint, one per test
+    set; NaN where there is none, or where a checkpoint has fewer seeds than another.
+    """
+    seeds = max((len(sample.seeds) for row in samples.values() for sample in row if sample is not None), default=1)
+    values = np.full((len(samples), len(test_sets), seeds), np.nan)
+    errors = np.full(values.shape[:2], np.nan)
+    for row, own in enumerate(samples.values()):
+        for column, sample in enumerate(own):
+            if sample is not None:
+                values[row, column, : len(sample.seeds)] = sample.seeds
+                errors[row, column] = stats.sem(sample.prompts) if len(sample.prompts) > 1 else np.nan
+    axes = {"checkpoint": list(samples), "test_set": list(test_sets)}
+    every_seed = axes | {"seed": np.arange(seeds)}  # so that tables of other numbers of seeds can be joined
+    score, error = xr.DataArray(values, every_seed, tuple(every_seed)), xr.DataArray(errors, axes, tuple(axes))
     return xr.Dataset(
         {
-            "score": ((*axes, "seed"), values, {"long_name": metric, "units": "nat" if "log" in metric else "1"}),
-            "standard_error": (axes, errors, {"long_name": f"standard error of {metric} over prompts", "units": "1"}),
-        },
-        coords={
-            "checkpoint": [each.name for each in scored],
-            "test_set": names,
-            "layout": ("checkpoint", [each.layout for each in scored]),
-            "seed": np.arange(seeds),  # so that tables of other numbers of seeds can be joined
-        },
+            "score": described(score, metric, "nat" if "log" in metric else "1"),
+            "standard_error": described(error, f"standard error of {metric} over prompts", "1"),
+        }
     )
 
 
@@ -213,45 +202,63 @@ def in_layers(scored: Scored) -> str:
     return format_layout(parse_layout(scored.layout, scored.configuration.layers)) if "/" in share else scored.layout
 
 
+def in_legend(scored: Scored, among: Iterable[Scored]) -> str:
+    """What a legend calls a checkpoint: its layout, or its name where another one of `among` has this layout."""
+    if any(other.layout == scored.layout and other.name != scored.name for other in among):
+        return scored.name
+    return named_layout(in_layers(scored), scored.configuration.layers)
+
+
+def named_layout(layout: str, layers: int) -> str:
+    """A layout in words: RePo alone is the paper's, from a third of the `layers` on; of another start the layer is named."""
+    scheme, _, start = layout.partition("@")
+    if scheme != "repo":
+        return layout_name(layout)
+    first = int(start or 0)
+    return "RePo" if first == layers // 3 else f"RePo from layer {first}"
+
+
 def first_of(scored: Iterable[Scored], scheme: str) -> Scored | None:
     """The first of `scored` with `scheme` in every layer; None where there is none."""
     return next((each for each in scored if each.layout == scheme), None)
 
 
-def task_digest(path: Path, configuration: TrainingConfiguration, task: Task) -> str:
-    """What decides the prompts of a task: how it is made, the tokenizer, and the texts they are cut from."""
-    digest = hashlib.sha256(
-        f"{configuration.task} {configuration.task_size} {sorted(configuration.task_options.items())}".encode()
-    )
-    tokenizer = tokens_of(path) / "tokenizer.json"
-    if tokenizer.is_file():
-        digest.update(tokenizer.read_bytes())
-    digest.update(texts_of(task).encode())
-    return digest.hexdigest()
-
-
-def _live(path: Path, task: Task, length: int, count: int, options: ScoreOptions, methods: Sequence[str]) -> xr.Dataset:
-    """The scores of every test set by every method, measured with the weights at `path`."""
-    model = load_model(path, options.device)
+def _live(subject: Subject, options: ScoreOptions, count: int, methods: Sequence[str]) -> xr.Dataset:
+    """The scores of every test set by every method, measured with the weights of `subject`."""
+    model, task, length = load_model(subject.path, options.device), subject.task, subject.training_length
+    assert task is not None, subject.path
     plain = task_scores(model, task, None, count, options.seed, batch_size=options.batch_size)
     sets = plain["test_set"].values.astype(str).tolist()
     tokens = plain["tokens"].values.tolist()
-    by_method = [plain["score"].values]
-    for method in methods:
-        rows = []
-        for place, name in enumerate(sets):
-            if tokens[place] <= length:  # the factor is 1
-                rows.append(plain["score"].values[place])
-                continue
-            with extended(model, method, tokens[place], length):
-                rows.append(
-                    task_scores(model, task, [name], count, options.seed, batch_size=options.batch_size)["score"].values[0]
-                )
-        by_method.append(np.stack(rows))
+
+    def again(place: int) -> np.ndarray:
+        return task_scores(model, task, [sets[place]], count, options.seed, batch_size=options.batch_size)["score"].values[0]
+
+    scores = with_methods(model, methods, plain["score"].values, tokens, length, again)
     return xr.Dataset(
-        {"score": (("method", "test_set", "prompt"), np.stack(by_method)), "tokens": ("test_set", tokens)},
+        {"score": (("method", "test_set", "prompt"), scores), "tokens": ("test_set", tokens)},
         coords={"method": [PLAIN, *methods], "test_set": sets},
     )
+
+
+def with_methods(
+    model: PreTrainedModel,
+    methods: Sequence[str],
+    plain: np.ndarray,
+    lengths: Sequence[int],
+    trained: int,
+    score: Callable[[int], np.ndarray],
+) -> np.ndarray:
+    """The `plain` scores [length, prompt], then those with each of `methods` [method, length, prompt]: what `score` gives for the place of
+    a length, while a model that was `trained` on so many tokens is extended to it. Up to that length nothing is extended.
+    """
+    by_method = np.stack([plain] * (1 + len(methods)))
+    for row, method in enumerate(methods, start=1):
+        for place, length in enumerate(lengths):
+            if length > trained:
+                with extended(model, method, length, trained):
+                    by_method[row, place] = score(place)
+    return by_method
 
 
 def note(compared: Sequence[Scored], *texts: str) -> tuple[str, ...]:

@@ -105,7 +105,7 @@ class Subject:
     def tokenizer_digest(self) -> str:
         """What decides how text becomes tokens: equal for checkpoints that can be given the same prompts."""
         file = tokens_of(Path(self.path)) / "tokenizer.json"
-        return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else self.digest
+        return _file_digest(file) if file.is_file() else self.digest
 
     def prompts(self, length: int, count: int, seed: int) -> list[Prompt]:
         """`count` prompts of `length` (in the unit of its task: words for reversal, else tokens), with their answers."""
@@ -139,7 +139,7 @@ class Subject:
         return cache.dataset(function, known, self, options, cache.points(function, known))
 
     def _decisive(self, options: Any) -> dict[str, str | int | float]:
-        task = "" if self.task is None else json.dumps([self.task.name, self.task.options()], sort_keys=True)
+        task = "" if self.task is None else json.dumps([self.task.name, _contents(self.task)], sort_keys=True)
         fixed = {"checkpoint": self.digest, "task": task, "texts": texts_of(self.task)}
         return {**fixed, "seed": options.seed, "device": options.device, "batch_size": options.batch_size}
 
@@ -233,6 +233,12 @@ def texts_of(task: Task | None) -> str:
     if task is None or not task.options().get("corpus"):
         return platform.python_version()
     return hashlib.sha256(task.data.held_out.tobytes()).hexdigest()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _contents(task: Task) -> dict[str, Any]:
+    """The options of a task, the same wherever its files are: a tokenizer by its digest, and no corpus, which `texts_of` reads."""
+    options = {name: value for name, value in task.options().items() if name != "corpus"}
+    return options | ({"tokenizer_file": _file_digest(Path(file))} if (file := options.get("tokenizer_file")) else {})
 
 
 def _file_digest(file: Path) -> str:

@@ -7,12 +7,12 @@ adapter on top of such a one - for RULER's, in its own tokens.
 from __future__ import annotations
 
 from position_papers.kit.scale import Scale
+from position_papers.kit.scores import named_layout
 from position_papers.kit.subjects import VARIANT, Subject
 from position_papers.training.trained import trained_configuration
 from repo_interp.checkpoint_files.architectures import training_length
 from repo_interp.checkpoint_files.stated import Checkpoint, described_base
 from repo_interp.models.configuration import configured, identify
-from repo_interp.plots.marks.scores import layout_name
 from repo_interp.tasks import Prompt, niah
 from repo_interp.tasks.reversal import SIZES, Reversal, reversal_prompts
 
@@ -83,12 +83,8 @@ OF_PAPER = "RePo without a layer: from a third of the layers on, as in the paper
 
 
 def called(subject: Subject) -> str:
-    """What a legend calls a checkpoint: RePo alone is the paper's, from a third of the layers on; of another start the layer is named."""
-    scheme, _, start = subject.layout.partition("@")
-    if scheme != "repo":
-        return layout_name(subject.layout)
-    first = int(start or 0)
-    return "RePo" if first == len(subject.schemes) // 3 else f"RePo from layer {first}"
+    """What a legend calls a checkpoint: `named_layout` of its own."""
+    return named_layout(subject.layout, len(subject.schemes))
 
 
 def starting_layer(subject: Subject) -> int | None:

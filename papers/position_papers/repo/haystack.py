@@ -21,7 +21,7 @@ from position_papers.kit.experiment import Drawing, Experiment, Needs, asked_the
 from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import Above, All, AtLeast, AtMost, Below, Where
 from position_papers.kit.samples import between, in_words, numbers_of
-from position_papers.kit.scores import PLAIN, note
+from position_papers.kit.scores import PLAIN, note, sample_table
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import (
     HAYSTACKS,
@@ -291,31 +291,14 @@ def draw(searched: Sequence[Searched]) -> Iterator[Drawing]:
 
 def _by_length(searched: Sequence[Searched]) -> xr.Dataset:
     """`score [method, checkpoint, test_set, seed]` and `standard_error`, as `plots.marks.scores` draws them."""
-    lengths = searched[0].lengths
-    methods = _methods(searched)
-    samples = [[[each.sample([length], method) for length in lengths] for each in searched] for method in methods]
-    seeds = max(len(sample.seeds) for rows in samples for row in rows for sample in row)
-    values = np.full((len(methods), len(searched), len(lengths), seeds), np.nan)
-    errors = np.full(values.shape[:3], np.nan)
-    for method, row, place in np.ndindex(errors.shape):
-        sample = samples[method][row][place]
-        values[method, row, place, : len(sample.seeds)] = sample.seeds
-        errors[method, row, place] = sample.prompts.std(ddof=1) / np.sqrt(len(sample.prompts))
-    axes = ("method", "checkpoint", "test_set")
-    return xr.Dataset(
-        {
-            "score": ((*axes, "seed"), values, {"long_name": "share of needles found", "units": "1"}),
-            "standard_error": (axes, errors, {"long_name": "standard error over prompts", "units": "1"}),
-        },
-        {
-            "method": list(methods.values()),
-            "checkpoint": [each.name for each in searched],
-            "test_set": lengths,
-            "layout": ("checkpoint", [each.subject.layout for each in searched]),
-            "label": ("checkpoint", [called(each.subject) for each in searched]),
-        },
-        {"axis": "tokens", "training_length": searched[0].subject.training_length},
-    )
+    lengths, methods = searched[0].lengths, _methods(searched)
+    samples = [{each.name: [each.sample([length], method) for length in lengths] for each in searched} for method in methods]
+    tables = [sample_table(rows, lengths, "share of needles found") for rows in samples]
+    table = xr.concat(tables, xr.IndexVariable("method", list(methods.values())), join="outer")
+    return table.assign_coords(
+        layout=("checkpoint", [each.subject.layout for each in searched]),
+        label=("checkpoint", [called(each.subject) for each in searched]),
+    ).assign_attrs(axis="tokens", training_length=searched[0].subject.training_length)
 
 
 def _methods(searched: Sequence[Searched]) -> dict[str, str]:

@@ -21,12 +21,11 @@ import xarray as xr
 from position_papers.kit.cache import Cache
 from position_papers.kit.rules import Custom
 from position_papers.kit.samples import Sample
-from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, score_subject
+from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, score_subject, with_methods
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import longest_trained, needles, omits_positions, reads_text
 from position_papers.repo.options import Options
 from repo_interp.experiments.generated_scores import found_needles
-from repo_interp.interventions.extension import extended
 from repo_interp.measures.labels import described
 from repo_interp.models.checkpoints import load_model
 
@@ -101,17 +100,14 @@ def _ruler(subject: Subject, options: Options, lengths: Sequence[int], rotates: 
     model = load_model(subject.path, options.device)
     count = options.score_prompts
     prompts = {length: needles(subject, length, count, options.seed, answer="none") for length in lengths}
-    methods = [PLAIN, *([YARN] if rotates else [])]
-    values = np.empty((len(methods), len(lengths), count))
-    for row, method in enumerate(methods):
-        for column, length in enumerate(lengths):
-            if row and length <= subject.training_length:
-                values[row, column] = values[0, column]
-                continue
-            with extended(model, method, length, subject.training_length):
-                values[row, column] = found_needles(model, subject.tokenizer, prompts[length], options.batch_size)
-    coords = {"method": methods, "length": list(lengths), "prompt": np.arange(count)}
-    score = xr.DataArray(values, coords, ("method", "length", "prompt"))
+
+    def found(place: int) -> np.ndarray:
+        return found_needles(model, subject.tokenizer, prompts[lengths[place]], options.batch_size)
+
+    methods, plain = [YARN] if rotates else [], np.stack([found(place) for place in range(len(lengths))])
+    values = with_methods(model, methods, plain, lengths, subject.training_length, found)
+    coords = {"method": [PLAIN, *methods], "length": list(lengths), "prompt": np.arange(count)}
+    score = xr.DataArray(values, coords, tuple(coords))
     return described(score, "share of the needles found", "1").to_dataset(name="score")
 
 

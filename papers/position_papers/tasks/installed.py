@@ -46,12 +46,8 @@ def _of_package(package: Distribution) -> Iterator[str]:
     for file in sorted(files):
         if file.suffix in _TEXTS and not _LICENCE.search(file.as_posix().rpartition("site-packages")[2]):
             yield from _read(file)
-    yield from _of_modules(_modules(package), Path(str(package.locate_file(""))), CODE, PROSE)
-
-
-def _modules(package: Distribution) -> list[Path]:
-    files = [Path(str(package.locate_file(file))) for file in package.files or ()]
-    return [file for file in files if file.suffix == ".py" and not {"tests", "test", "testing"} & set(file.parts)]
+    modules = [file for file in files if file.suffix == ".py" and not {"tests", "test", "testing"} & set(file.parts)]
+    yield from _of_modules(modules, Path(str(package.locate_file(""))), CODE, PROSE)
 
 
 def _of_modules(modules: Sequence[Path], root: Path, code: int, prose: int) -> Iterator[str]:

@@ -27,7 +27,7 @@ from math import perm
 from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 
 from repo_interp.tasks.context import ContextTask, places
 from repo_interp.tasks.prompt import Prompt
@@ -102,20 +102,10 @@ class KeyedNiah(ContextTask):
         return 1 + self._needle * (self.needles + questions) + self.value_tokens * min(questions, self.doubled)
 
     def _sequences(self, generator: np.random.Generator, size: int, length: int, questions: int) -> Batch:
-        tokens = np.empty((size, length), dtype=np.int64)
-        targets = np.zeros((size, length), dtype=bool)
-        for row in range(size):
-            self._write(generator, tokens[row], targets[row], questions)
-        return Batch(tokens, targets)
+        return Batch(*map(np.stack, zip(*(self._sequence(generator, length, questions) for _ in range(size)), strict=True)))
 
-    def _write(
-        self,
-        generator: np.random.Generator,
-        tokens: Int[np.ndarray, " token"],
-        targets: Bool[np.ndarray, " token"],
-        questions: int,
-    ) -> None:
-        """Write one sequence into `tokens` and mark its values in `targets`."""
+    def _sequence(self, generator: np.random.Generator, length: int, questions: int) -> tuple[np.ndarray, np.ndarray]:
+        """One sequence, and which of its tokens are values that are asked for."""
         marker, question, first_key, first_value, first_filler = self.vocabulary.ids((MARKER, QUESTION, "k0", "v0", "w0"))
         words = first_key + generator.permutation(self.key_words)[: self.shared]
         orders = list(permutations(words.tolist(), self.key_tokens))
@@ -128,16 +118,16 @@ class KeyedNiah(ContextTask):
             for needle in np.flatnonzero(key_of == key):
                 answers += range(len(ending), len(ending) + self.value_tokens)
                 ending += values[needle].tolist()
-        room = len(tokens) - 1 - len(ending)
+        room = length - 1 - len(ending)
         # Uniform places of needles that do not overlap: chosen among slots where a needle is one slot wide.
         slots = generator.permutation(room - (self._needle - 1) * self.needles)[: self.needles]
         starts = 1 + np.sort(slots) + (self._needle - 1) * np.arange(self.needles)
-        tokens[0] = BOS
-        tokens[1 : 1 + room] = generator.integers(first_filler, first_filler + self.fillers, room)
+        filler = generator.integers(first_filler, first_filler + self.fillers, room)
+        tokens, targets = np.array([BOS, *filler, *ending]), np.zeros(length, dtype=bool)
         for needle, start in enumerate(starts):
             tokens[start : start + self._needle] = [marker, *keys[key_of[needle]], *values[needle]]
-        tokens[1 + room :] = ending
         targets[1 + room + np.array(answers)] = True
+        return tokens, targets
 
     def describe(self, tokens: Sequence[int]) -> Prompt:
         """Spans, the answers and the depths of the needles asked for."""

@@ -36,6 +36,7 @@ from repo_interp import processes
 from repo_interp.experiments.responses import forced_responses, prompts_of
 from repo_interp.files import write_text
 from repo_interp.models.adapters import rounded
+from repo_interp.models.provenance import stored_digest
 from repo_interp.models.reposition import mix_with_index
 
 Run = tuple[TrainingConfiguration, Path]
@@ -113,8 +114,13 @@ def train(
                     scores = final_scores(prepared, answered)
             except _Stopped:
                 return
-            write_text(folder.scores, json.dumps(scores, indent=1) + "\n")
-            folder.finish(prepared.write)
+
+            def write(directory: Path) -> None:
+                prepared.write(directory)
+                stated = {**scores, "weights": stored_digest(directory)}
+                write_text(directory / folder.scores.name, json.dumps(stated, indent=1) + "\n")
+
+            folder.finish(write)
 
 
 class _Stopped(Exception):

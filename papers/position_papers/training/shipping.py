@@ -27,7 +27,7 @@ from position_papers.training.folder import TrainingFolder
 from position_papers.training.loop import train_side_by_side
 from position_papers.training.plan import ABOUT, Planned, PlannedRun
 from position_papers.training.trained import add_run, made_with, recorded_scores, trained_configuration
-from position_papers.zoo_directory import DIRECTORY
+from position_papers.zoo_directory import DIRECTORY, REGISTRY
 from repo_interp import shipped
 from repo_interp.analysis.trained_task import trained_task
 from repo_interp.experiments.task_scores import task_scores
@@ -38,7 +38,6 @@ from repo_interp.tasks import make_task
 
 WEIGHTS = "model.safetensors"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
-REGISTRY = "registry.csv"
 WINDOWS = 64
 """Of held-out text that language models of several seeds are scored on together."""
 

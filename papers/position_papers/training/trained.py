@@ -6,11 +6,13 @@
                                                                  "scores", "training"}, with what scores.json and training.toml say, and
                                                                  the loss of the last steps
 
-A score is a mean over the prompts of one test set, in the metric of the task. Knows nothing about claims, models or figures.
+A score is a mean over the prompts of one test set, in the metric of the task. scores.json states the digest of the weights that were
+scored, and is refused beside others. Knows nothing about claims, models or figures.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import platform
@@ -24,11 +26,11 @@ from typing import Any
 import numpy as np
 
 from position_papers.training.configuration import TrainingConfiguration, read_toml, replaced, to_toml
-from position_papers.zoo_directory import recorded_at
+from position_papers.zoo_directory import REGISTRY, recorded_at
 from repo_interp.errors import InputError, Taken
 from repo_interp.files import write_text
 from repo_interp.models.checkpoints import identify
-from repo_interp.models.provenance import checkpoint_digest
+from repo_interp.models.provenance import checkpoint_digest, stored_digest
 from repo_interp.shipped import RUNS
 from repo_interp.tasks import Task, make_task
 
@@ -124,12 +126,15 @@ class Recorded:
     """Of the last steps of training, nats per target; NaN where there is no log."""
     same_texts: Mapping[str, Any] | None = None
     """What `SAME_TEXTS` records, where it is recorded."""
+    weights: str = ""
+    """SHA-256 of the weights that were scored (`stored_digest`): scores.json states it, in a zoo registry.csv; empty: not recorded."""
 
 
 def recorded_scores(directory: str | os.PathLike[str]) -> list[Recorded]:
     """Every run recorded of `directory`: its own, then those of its seed-N children, ascending. Empty where nothing is recorded.
 
-    A directory that has a scores.json must have a training.toml; InputError where it has none, or either cannot be read.
+    A directory that has a scores.json must have a training.toml; InputError where it has none, where either cannot be read, and where
+    scores.json states that it is of other weights than those beside it.
     """
     directory = Path(directory)
     children = sorted((file.parent for file in directory.glob("seed-*/scores.json")), key=lambda child: seed_of(child) or -1)
@@ -159,8 +164,9 @@ def add_run(zoo: Path, name: str, run: Path, same_texts: Mapping[str, Any] | Non
     """
     task, _, own = name.partition("/")
     stated = tomllib.loads((run / "training.toml").read_text(encoding="utf-8"))
-    last = last_record(run / "log.jsonl")
+    last = read_runs(run / "log.jsonl")[-1]
     scores = json.loads((run / "scores.json").read_text(encoding="utf-8"))
+    scores.pop("weights", None)  # what ships is rounded, and has its digest in the registry
     line = {"name": own, "seed": stated["seed"], "loss": last["loss"], "seconds": last["seconds"], "scores": scores}
     file = zoo / task / RUNS
     lines = {(known["name"], known["seed"]): known for known in read_runs(file)}
@@ -170,12 +176,6 @@ def add_run(zoo: Path, name: str, run: Path, same_texts: Mapping[str, Any] | Non
     return file
 
 
-def last_record(log: Path) -> dict[str, Any]:
-    """The last line of a log.jsonl, with its loss as a number. Raises what a damaged file leads to."""
-    record = json.loads(log.read_text(encoding="utf-8").splitlines()[-1])
-    return record | {"loss": float(record["loss"])}
-
-
 def _left_by_training(directory: Path) -> Recorded:
     configuration, file = trained_configuration(directory), directory / "scores.json"
     if configuration is None:
@@ -183,17 +183,33 @@ def _left_by_training(directory: Path) -> Recorded:
     try:
         run = _recorded(directory, configuration, json.loads(file.read_text(encoding="utf-8")))
         file = directory / "log.jsonl"
-        return replace(run, loss=last_record(file)["loss"]) if file.exists() else run
+        run = replace(run, loss=float(read_runs(file)[-1]["loss"])) if file.exists() else run
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise InputError(f"{file} is no record of scores or losses as training leaves it: {error!r}") from None
+    if run.weights and (directory / "config.json").is_file() and run.weights != stored_digest(directory):
+        raise InputError(
+            f"{directory / 'scores.json'} has the scores of other weights than those beside it; remove it, or put them back"
+        )
+    return run
 
 
 def _in_zoo(directory: Path, line: Mapping[str, Any]) -> Recorded:
     run = _recorded(directory, configured(line["training"]), line["scores"])
-    return replace(run, loss=line["loss"], same_texts=line.get(SAME_TEXTS))
+    return replace(run, loss=line["loss"], same_texts=line.get(SAME_TEXTS), weights=_registered(directory, run.seed))
+
+
+def _registered(directory: Path, seed: int) -> str:
+    """SHA-256 of the weights that the zoo's registry lists of a checkpoint and seed; "" where it lists none."""
+    directory = recorded_at(directory)
+    of_seeds = directory if seed_of(directory) is None else directory.parent
+    name = f"{of_seeds.parent.name}/{of_seeds.name}" + (f"/seed-{seed}" if seed else "")
+    registry = of_seeds.parent.parent / REGISTRY
+    rows = registry.read_text(encoding="utf-8").splitlines() if registry.is_file() else ()
+    return next((row["sha256"] for row in csv.DictReader(rows) if row["name"] == name), "")
 
 
 def _recorded(directory: Path, configuration: TrainingConfiguration, scores: Mapping[str, Any]) -> Recorded:
     means = {name: float("nan") if value is None else float(value) for name, value in scores["test_sets"].items()}
     numbers = str(scores["metric"]), int(scores["prompts"]), int(scores["steps"])
-    return Recorded(directory, configuration.scheme, configuration.seed, *numbers, means, configuration)
+    weights = str(scores.get("weights", ""))
+    return Recorded(directory, configuration.scheme, configuration.seed, *numbers, means, configuration, weights=weights)

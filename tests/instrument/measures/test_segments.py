@@ -13,7 +13,6 @@ from families import tiny
 from numpy.testing import assert_allclose, assert_array_equal
 
 import repo_interp as ri
-from position_papers.tasks.few_shot import FewShot
 from repo_interp.errors import InputError
 from repo_interp.measures import gates, segments
 from repo_interp.measures.kernels import segmentation
@@ -299,12 +298,24 @@ def test_nothing_to_say_is_nan():
 # through analyze ------------------------------------------------------------------------------------------------------------------
 
 
+def of_examples(length, seed):
+    """Random tokens: five examples of six tokens behind the first token, each with its label, filler, and a question."""
+    tokens = np.random.default_rng(seed).integers(3, 60, length).tolist()
+    spans = {
+        "examples": tuple(range(1, 31)),
+        "padding": tuple(range(31, length - 5)),
+        "query": tuple(range(length - 5, length - 1)),
+    }
+    for number, start in enumerate(range(1, 31, 6), start=1):
+        spans |= {f"examples.{number}": tuple(range(start, start + 6)), f"examples.{number}.label": (start + 4,)}
+    return Prompt(
+        tuple(tokens), spans=spans, generated=(length - 1,), token_text=tuple(map(str, tokens)), answers=(str(tokens[-1]),)
+    )
+
+
 def test_a_run_of_few_shot_prompts(tmp_path):
-    task = FewShot()
-    stock = tiny("llama")
-    stock.resize_token_embeddings(task.vocabulary_size, mean_resizing=False)
-    wrapped = ri.bridge(ri.reposition(stock, "rope,nope,repo"))
-    prompts = [*task.prompts(2, seed=0, test_set="64"), *task.prompts(1, seed=0, test_set="128")]
+    wrapped = ri.bridge(ri.reposition(tiny("llama"), "rope,nope,repo"))
+    prompts = [of_examples(64, 0), of_examples(64, 1), of_examples(128, 2)]
     run = ri.analyze(wrapped, prompts, measures=("positions", "segments", "attention_mass"), batch_size=2)
     write_run(run, tmp_path / "run.nc")
     run = read_run(tmp_path / "run.nc")

@@ -52,14 +52,6 @@ def solve_copying(words):
     return solved
 
 
-def solve_few_shot(words):
-    arrows = [at for at, word in enumerate(words) if word == "->"]
-    shown = {words[at - 1][0]: words[at + 1] for at in arrows[:5]}
-    kinds = [{word[0] for word in words[at - 3 : at]} for at in arrows]
-    assert all(len(kind) == 1 for kind in kinds)
-    return {at + 1: shown[kind.pop()] for at, kind in zip(arrows[5:], kinds[5:], strict=True)}
-
-
 def solve_flip_flop(words):
     memory, solved = None, {}
     for at in range(1, len(words), 2):
@@ -97,7 +89,6 @@ SOLVERS = {
     "niah": solve_niah,
     "niah_keys": solve_niah_keys,
     "copying": solve_copying,
-    "few_shot": solve_few_shot,
     "flip_flop": solve_flip_flop,
     "selective_copy": solve_selective_copy,
     "counting": solve_counting,
@@ -191,7 +182,6 @@ SEQUENCES = {
     "niah": "045580c3bafa1efb",
     "niah_keys": "99d9e24ffc5e63c1",
     "copying": "57c63a15a4b2292f",
-    "few_shot": "fc412814a1b0afd1",
     "flip_flop": "a95e02295ad2dcae",
     "selective_copy": "46e02cf4de881ae7",
     "counting": "47bd7d478520186d",
@@ -262,7 +252,6 @@ def test_options_that_do_not_fit_together_and_unknown_test_sets_are_refused():
         (("niah", {"questions": 9}), "task niah: wanted 1 to 8 questions, got 9"),
         (("niah", {"first_length": 20}), "task niah: wanted 49 <= first_length"),
         (("copying", {"questions": 9}), "task copying: wanted 1 <= questions <= first_sequences"),
-        (("few_shot", {"first_length": 30}), "wanted 52 <= first_length"),
         (("flip_flop", {"first_length": 127}), "wanted an even first_length"),
         (("counting", {"variables": 9}), "wanted variables <= fewest"),
     ):
@@ -476,23 +465,6 @@ def test_words_are_scattered_in_every_way_as_often():
     ways = [tuple(row) for row in _scattered(np.random.default_rng(0), 6000, 3, 2).tolist()]
     assert set(ways) == {way for way in product(range(3), repeat=3) if sum(way) == 2}  # 6 of them
     assert min(ways.count(way) for way in set(ways)) > 900
-
-
-def test_few_shot_contexts():
-    task = make_task("few_shot")
-    sides = set()
-    for prompt in task.prompts(40, test_set="256"):
-        assert len(prompt.tokens) == 256
-        shown = {prompt.tokens[prompt.spans[f"examples.{n}.label"][0]] for n in range(1, 6)}
-        assert sorted(shown) == prompt.attributes["labels"]
-        assert len(shown) == 2
-        assert len(prompt.spans["padding"]) == 256 - 1 - 30 - 5
-        sides.add(prompt.tokens[prompt.generated[0]])
-    assert len(sides) > 10
-    prompts = task.prompts(3)
-    other = [next(label for label in p.attributes["labels"] if label != p.tokens[p.generated[0]]) for p in prompts]
-    assert task.score([Response((label,)) for label in other], prompts).tolist() == [1, 1, 1]  # wrong, but it follows
-    assert not any(right.any() for right in task.right([Response((label,)) for label in other], prompts))
 
 
 def test_flip_flop_densities():
