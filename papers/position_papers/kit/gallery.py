@@ -83,8 +83,8 @@ def _headline(deciding: Mapping[str, Deciding], paper: Paper, claim: Claim) -> P
     stands = _together(judged) if judged else columns["toy"]["verdict"]
     rows = [row for title in (*REAL, "toy") for row in columns[title]["rows"]]
     measured = [row["measured"] for row in sorted(rows, key=lambda row: not row["ours"]) if row["measured"]]
-    shown = {"verdict": stands, "real": bool(judged), "difference": _difference(stands, rows), "measured": next(iter(measured), "")}
-    return {"claim": claim, "paper": paper, "columns": columns, **shown}
+    shown = {"difference": _difference(stands, rows), "measured": next(iter(measured), "")}
+    return {"claim": claim, "paper": paper, "columns": columns, "verdict": stands, "real": bool(judged), **shown}
 
 
 def _difference(verdict: Verdict | None, rows: Sequence[Row]) -> str:
