@@ -147,7 +147,6 @@ def _builds(arguments: argparse.Namespace, out: Path):
 
 def _require_asked(builds, users: dict[str, str]) -> None:
     """Raise InputError where the user's checkpoints fit none of the experiments that are asked for: the zoo's alone would be measured."""
-
     fitting = {
         subject.name
         for build in builds

@@ -101,7 +101,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _runs(arguments: argparse.Namespace) -> list[Run]:
     """Every run that is asked for. Raises InputError for what cannot be run, before anything is written."""
-
     if arguments.resume and arguments.overwrite:
         raise InputError("--resume goes on and --overwrite begins anew; give one of them")
     if arguments.resume and arguments.out is None and arguments.task is None and arguments.config is None:
@@ -157,7 +156,6 @@ def _one_run(arguments: argparse.Namespace, seed: int | None) -> Run:
 
 def _fresh(arguments: argparse.Namespace, own: Mapping[str, Any]) -> TrainingConfiguration:
     """The configuration that is asked for, with `own` fields, over the recipe of its task."""
-
     asked = {**_asked(arguments, {}), **own}
     task, continued = str(asked["task"]), asked.get("continue_from")
     for name in SIZES:
