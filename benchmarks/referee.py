@@ -92,6 +92,11 @@ class Values:
         values = held["value"].astype(float) if "value" in held else held["text"]
         return values.set_axis(pd.MultiIndex.from_frame(left)).to_xarray() if len(left.columns) else xr.DataArray(values.item())
 
+    def by_seed(self, variable: str, **where: Any) -> xr.DataArray:
+        """A variable by training seed; of a checkpoint that has one, by this."""
+        found = self(variable, **where)
+        return found if "seed" in found.dims else found.expand_dims("seed")
+
     def beside(self, scheme: str) -> str:
         """The checkpoint of another scheme that is compared with the row's."""
         return re.sub(r"(repo|cope)(?=_|$)", scheme, self.row["checkpoint"])
@@ -135,15 +140,15 @@ class Values:
         """How many heads follow the examples, by weights: at most 5 % of the shuffles do as well."""
         return (self("variance_between_chance", "weights").fillna(1) <= 0.05).sum(HEADS)
 
-    def height(self, *variable: str) -> xr.DataArray:
-        """VAF of the activated components above that of the others, in standard deviations of these, by weights or replicate."""
-        vaf, activated = self(*variable), self("activated") == 1
+    def height(self, variable: str) -> xr.DataArray:
+        """VAF of the activated components above that of the others, in standard deviations of these, by seed and weights or replicate."""
+        vaf, activated = self.by_seed(variable), self("activated") == 1
         others = vaf.where(~activated)
         return (vaf.where(activated).mean("component") - others.mean("component")) / others.std("component")
 
-    def swing(self, *variable: str, **where: str) -> xr.DataArray:
-        """Peak to peak of the lower component that swings most, over the mean of the activated ones."""
-        swing = self(*variable, "component", **where)
+    def swing(self, variable: str, **where: str) -> xr.DataArray:
+        """Peak to peak of the lower component that swings most, over the mean of the activated ones, by seed."""
+        swing = self.by_seed(variable, **where)
         return swing.where(self("low_frequency") == 1).max("component") / swing.where(self("activated") == 1).mean("component")
 
     def curves(self) -> xr.DataArray:
@@ -164,17 +169,26 @@ class Values:
         return (abs(far - (low + high) / 2) > 0.55 * (high - low)).mean(["middle", "chosen"])
 
     def segment(self, variable: str) -> xr.DataArray:
-        """On odd texts, the kind of segment that stands out on even ones, of the head that is drawn."""
-        margin = self("last_segment_mass", weights="trained") - self("last_segment_shuffled", weights="trained")
-        even, odd = (margin.where(margin["prompt"] % 2 == half, drop=True) for half in (0, 1))
+        """On odd texts, the kind of segment that stands out on even ones, of the head that each seed is judged by."""
+        mass, shuffled, own = (
+            self.by_seed(name, weights="trained") for name in ("last_segment_mass", "last_segment_shuffled", variable)
+        )
+        even, odd = ((mass - shuffled).where(mass["prompt"] % 2 == half, drop=True) for half in (0, 1))
         known = (even.notnull().sum("prompt") >= 2) & (odd.notnull().sum("prompt") >= 2)
-        kind = even.mean("prompt").where(known).idxmax("kind").item()
-        return self(variable, weights="trained", kind=kind).sel(prompt=odd["prompt"][odd.sel(kind=kind).notnull()])
+        return own.where(odd.notnull()).sel(kind=even.mean("prompt").where(known).idxmax("kind")).dropna("prompt", how="all")
+
+    def slow(self) -> xr.DataArray:
+        """The share of slow dominating components of the heads that have some, by seed."""
+        return self.by_seed("slow_components").where(lambda share: share > 0)
 
     def outputs(self, method: str) -> xr.DataArray:
-        """KL at the longer length above that at the shorter one, by layer."""
-        kl = self("kl", "layer", method=method)
+        """KL at the longer length above that at the shorter one, by seed and layer."""
+        kl = self.by_seed("kl", method=method)
         return kl.sel(length=self.ends[1]) - kl.sel(length=self.ends[0])
+
+    def perplexity(self, method: str) -> xr.DataArray:
+        """Log perplexity at the longer length, by seed."""
+        return self.by_seed("log_perplexity", method=method, length=self.ends[1])
 
 
 def _typed(column: pd.Series) -> pd.Series:
@@ -236,9 +250,9 @@ def copied(v: Values, judged: Sequence[str], compared: Sequence[str]) -> bool:
     return bool(max(v.seeds(each).mean() for each in compared) >= 0.05 and min(within) >= 0.5)
 
 
-def random(by_weights: xr.DataArray) -> np.ndarray:
+def random(by_weights: xr.DataArray) -> xr.DataArray:
     """The values of random weights."""
-    return by_weights.values[by_weights["weights"] != "trained"]
+    return by_weights[{"weights": by_weights["weights"].values != "trained"}]
 
 
 def attempt(compute: Callable[..., Any], *arguments: Any) -> Any:
@@ -274,7 +288,7 @@ class Claim:
 def of_seeds(toys, figure, numbers, by_prompt, rule, measurable=lambda v: True) -> Claim:
     """A claim whose number is the mean over seeds, and whose rule has to hold in each; a single one spreads over prompts."""
     units = (lambda v: numbers(v) if numbers(v).size > 1 else by_prompt(v), lambda v: numbers(v).mean())
-    return Claim(toys, figure, *units, lambda v, n: rule(v, numbers(v)), lambda v: numbers(v).size and measurable(v))
+    return Claim(toys, figure, *units, lambda v, n: rule(v, numbers(v)), lambda v: measurable(v) and numbers(v).size)
 
 
 HEADS, TRAINED, UNMEASURABLE = ("layer", "head"), "in_distribution", "not measurable"
@@ -330,7 +344,7 @@ CLAIMS = {
     ),
     "R8": Claim(
         *(["language/repo"], "segments_{}", lambda v: v.following().sel(weights="trained")),
-        rule=lambda v, n: [n > np.quantile(random(v.following()), 0.95, method="higher")],
+        rule=lambda v, n: [n > random(v.following()).quantile(0.95, method="higher")],
         measurable=lambda v: v.judged("used_loss").size,
     ),
     "R9": Claim(
@@ -344,10 +358,9 @@ CLAIMS = {
         number=lambda v: rise(v.curves().mean("repeat")),
         rule=lambda v, n: [0.25 <= n < np.inf, *(above(v.curves()[:, end], v.lowest(), errors=3) for end in (0, -1))],
     ),
-    "H2": Claim(
-        *(ROPE, "vaf_{}", lambda v: v.height("vaf_of_replicate", "repeat")),
-        number=lambda v: v.height("vaf", "weights").sel(weights="trained"),
-        rule=lambda v, n: [n >= 2, n > random(v.height("vaf", "weights")).max()],
+    "H2": of_seeds(
+        *(ROPE, "vaf_{}", lambda v: v.height("vaf").sel(weights="trained"), lambda v: v.height("vaf_of_replicate")),
+        lambda v, each: [each >= 2, each > random(v.height("vaf")).max("weights")],
     ),
     "H3": Claim(
         *(ROPE, "vaf_over_training_{}", lacks("vaf", "seed")),
@@ -357,10 +370,9 @@ CLAIMS = {
         *(ROPE, "beyond_training_length_{}", lambda v: v.outside(), lambda v: v.outside("repeat")),
         rule=lambda v, n: [n >= 0.25],
     ),
-    "H5": Claim(
-        *(ROPE, "components_{}", lambda v: v.swing("swing_of_replicate", "repeat")),
-        number=lambda v: v.swing("swing", weights="trained"),
-        rule=lambda v, n: [n <= 0.1],
+    "H5": of_seeds(
+        *(ROPE, "components_{}", lambda v: v.swing("swing", weights="trained"), lambda v: v.swing("swing_of_replicate")),
+        lambda v, each: [each <= 0.1],
     ),
     "H6": Claim(
         *(["copying/hope_scattered"], "copying_205", lambda v: 100 * v.seeds("HoPE")),
@@ -402,9 +414,10 @@ CLAIMS = {
         *(["language/cope"], "perplexity", lambda v: v.rise("cope")),
         rule=lambda v, n: [above(v.rise("cope_open"), v.rise("cope"), 0.005)],
     ),
-    "C6": Claim(
-        *(["language/cope_sep_keys"], "position_attention_cope_sep_keys", lambda v: v.segment("last_segment_mass")),
-        rule=lambda v, n: [n >= 0.5, v.segment("last_segment_chance").mean() <= 0.05],
+    "C6": of_seeds(
+        *(["language/cope_sep_keys"], "position_attention_cope_sep_keys"),
+        *(lambda v: v.segment("last_segment_mass").mean("prompt"), lambda v: v.segment("last_segment_mass")),
+        lambda v, each: [each >= 0.5, v.segment("last_segment_chance").mean("prompt") <= 0.05],
     ),
     "P1": Claim(*(ROPE, "fits_{}", lambda v: v("three_axis_r_of_prompts")), rule=lambda v, n: [n >= 0.5**0.5]),
     "P2": Claim(
@@ -415,23 +428,26 @@ CLAIMS = {
         *(ROPE, "fits_{}", lambda v: random(v("three_axis_r_of_weights", "weights"))),
         rule=lambda v, n: [n <= 0.2, n <= 0.5 * v("three_axis_r_of_weights", weights="trained")],
     ),
-    "P4": Claim(
-        *(ROPE, "rotation_{}", lambda v: v("slow_components") > 0),
-        rule=lambda v, n: [
-            *(n >= 0.5, v("slow_components").where(v("slow_components") > 0).mean() <= 0.25),
-            n > random(v("slow_heads", "weights").mean("layer")).max(),
+    "P4": of_seeds(
+        *(ROPE, "rotation_{}", lambda v: v.slow().notnull().mean(HEADS), lambda v: v.slow().notnull()),
+        lambda v, each: [
+            *(each >= 0.5, v.slow().mean(HEADS) <= 0.25),
+            each > random(v.by_seed("slow_heads").mean("layer")).max("weights"),
         ],
     ),
-    "P5": Claim(*(ROPE, "rotation_{}", lambda v: v("closed_form_r_of_prompts")), rule=lambda v, n: [n >= 0.9]),
+    "P5": of_seeds(
+        *(ROPE, "rotation_{}", lambda v: v.by_seed("closed_form_r_of_prompts").mean("prompt")),
+        *(lambda v: v.by_seed("closed_form_r_of_prompts"), lambda v, each: [each >= 0.9]),
+    ),
     "P6": Claim(
         *(ROPE, "perturbation_{}", lambda v: 100 * np.expm1(v("judged_log_perplexity", **MOVED) - v("judged_plain", **MOVED))),
         rule=lambda v, n: [n <= 2],
     ),
-    "P7": Claim(
-        *(ROPE, "extrapolation_{}", lambda v: v.outputs("lm_infinite")),
-        rule=lambda v, n: [
-            v.outputs("plain").mean() > 0 and n <= 0.5 * v.outputs("plain").mean(),
-            v("log_perplexity", method="lm_infinite", length=v.ends[1]) < v("log_perplexity", method="plain", length=v.ends[1]),
+    "P7": of_seeds(
+        *(ROPE, "extrapolation_{}", lambda v: v.outputs("lm_infinite").mean("layer"), lambda v: v.outputs("lm_infinite")),
+        lambda v, each: [
+            *(v.outputs("plain").mean("layer") > 0, each <= 0.5 * v.outputs("plain").mean("layer")),
+            v.perplexity("lm_infinite") < v.perplexity("plain"),
         ],
         measurable=lambda v: (
             isinstance(attempt(v, "kl"), xr.DataArray) or v("tokens", figure="fits_{}") == v("training_tokens", figure="fits_{}")

@@ -14,10 +14,11 @@ from trained_tiny import left_by_training
 from position_papers.kit import learned_positions
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import FAILS, HOLDS, UNDECIDED, UNMEASURABLE, Claim, Kind, Reason, verdict
-from position_papers.kit.experiment import Drawing, Experiment, Needs, run, together
-from position_papers.kit.over_seeds import _together, over_seeds
+from position_papers.kit.experiment import Drawing, Experiment, Needs, each, run
 from position_papers.kit.rules import AtLeast
 from position_papers.kit.scores import ScoreOptions, score_subject
+from position_papers.kit.seeds import over_seeds
+from position_papers.kit.seeds import together as over
 from position_papers.kit.subjects import records_of, seeds_of, subject
 from position_papers.repo.mirror import MIRROR
 from position_papers.repo.options import Options
@@ -28,32 +29,29 @@ from position_papers.zoo_directory import DIRECTORY as ZOO
 CLAIM = Claim("X1", "the share is large", "nowhere", "0.9", AtLeast("the share", 0.5), "part")
 
 
-def experiment(shares: dict[tuple[str, int], float], silent: tuple[int, ...] = ()) -> Experiment:
-    """One whose number is known by checkpoint and seed; of the seeds in `silent` nothing can be said."""
-
-    def seed(of) -> int:
-        return of.configuration.seed
+def experiment(shares: dict[int, float], silent: tuple[int, ...] = ()) -> Experiment:
+    """One whose number is known by seed; of the seeds in `silent` nothing can be said."""
 
     def measure(subjects, options, cache):
-        known = {of.name: shares[of.name, seed(of)] for of in subjects}
-        return xr.Dataset({"share": ("checkpoint", list(known.values()))}, {"checkpoint": list(known)})
+        return xr.Dataset({"share": shares[subjects[0].configuration.seed]}, attrs={"checkpoint": subjects[0].name})
 
     def judge(data):
-        for name, share in zip(data["checkpoint"].values, data["share"].values, strict=True):
-            yield verdict(CLAIM, str(name), "share", {"the share": share}, float(share))
+        share = float(data["share"])
+        yield verdict(CLAIM, data.attrs["checkpoint"], "share", {"the share": share}, share)
 
     def draw(data):
-        yield Drawing("never", None, "", data)  # pyright: ignore[reportArgumentType]
+        yield Drawing("never", None, "Shares.", data)  # pyright: ignore[reportArgumentType]
 
     def why_not(of, options, cache):
-        return ("it is silent",) if seed(of) in silent else ()
+        return ("it is silent",) if of.configuration.seed in silent else ()
 
-    return Experiment("shares", (CLAIM,), Needs(together(lambda of: True), "none", why_not=why_not), measure, judge, draw)
+    needs = Needs(each(lambda of: True), "none", why_not=why_not)
+    return over_seeds(Experiment("shares", (CLAIM,), needs, measure, judge, draw), lambda data: data[["share"]])
 
 
-def seeded(directory, name: str, seeds: tuple[int, ...]):
+def seeded(directory, name: str, seeds: tuple[int, ...], of: str = "language/rope"):
     """A checkpoint of the zoo with copies of itself that say they are other seeds."""
-    left_by_training("reversal/repo", directory)
+    left_by_training(of, directory)
     for seed in seeds:
         other = directory / f"seed-{seed}"
         shutil.copytree(directory, other, ignore=shutil.ignore_patterns("seed-*"))
@@ -62,53 +60,45 @@ def seeded(directory, name: str, seeds: tuple[int, ...]):
     return subject(name, directory)
 
 
-def results(of: Experiment, subjects, options=None):
-    return list(run(over_seeds(of), subjects, options, Cache(), lambda text: None))
-
-
 def test_a_claim_holds_in_every_seed_or_not(tmp_path):
     mine = seeded(tmp_path / "mine", "mine", (1, 10))
     assert {seed: (of.name, of.configuration.seed) for seed, of in seeds_of(mine).items() if of.configuration} == {
         seed: ("mine", seed) for seed in (0, 1, 10)
     }
-    (result,) = results(experiment({("mine", 0): 0.6, ("mine", 1): 0.8, ("mine", 10): 1.0}), [mine])
+    (result,) = run(experiment({0: 0.6, 1: 0.8, 10: 1.0}), [mine], None, Cache(), lambda text: None)
     (found,) = result.verdicts
     known = found.estimate
-    assert found.claim.label == "X1 (part, every seed)"
+    assert found.claim is CLAIM
     assert (found.outcome, known.seeds, known.n, known.measured) == (HOLDS, 3, 3, "share")
     assert known.value == pytest.approx(0.8) and found.interval is not None and found.interval.spread == pytest.approx(0.2)
     assert found.reasons == (Reason(Kind.SEEDS, count=3, of=3), Reason(Kind.NOTE, "holds: 0 (0.6), 1 (0.8), 10 (1)"))
-    (result,) = results(experiment({("mine", 0): 0.6, ("mine", 1): 0.4, ("mine", 10): 1.0}), [mine])
+    by_seed = result.drawings[0].data["share"]
+    assert by_seed.dims == ("seed",) and dict(zip(by_seed["seed"].values, by_seed.values, strict=True)) == {
+        0: 0.6,
+        1: 0.8,
+        10: 1.0,
+    }
+    (result,) = run(experiment({0: 0.6, 1: 0.4, 10: 1.0}), [mine], None, Cache(), lambda text: None)
     (found,) = result.verdicts
     assert found.outcome == FAILS and found.reasons[0] == Reason(Kind.SEEDS, count=2, of=3)
     assert found.notes == ("holds: 0 (0.6), 10 (1)", "fails: 1 (0.4)")
-    undecided = dataclasses.replace(found, claim=CLAIM, outcome=UNDECIDED)
+    undecided = dataclasses.replace(found, outcome=UNDECIDED)
     held = dataclasses.replace(undecided, outcome=HOLDS)
-    assert [_together(found.claim, "mine", {0: held, 1: each}).outcome for each in (held, undecided)] == [HOLDS, UNDECIDED]
+    assert [over({0: held, 1: each}).outcome for each in (held, undecided)] == [HOLDS, UNDECIDED]
 
 
-def test_seeds_that_say_nothing_do_not_count_and_two_have_to(tmp_path):
+def test_seeds_that_say_nothing_do_not_count(tmp_path):
     mine = seeded(tmp_path / "mine", "mine", (1, 2))
-    shares = {("mine", 0): 0.6, ("mine", 1): 0.1, ("mine", 2): 0.8}
-    (result,) = results(experiment(shares, (1,)), [mine])
-    (found,) = result.verdicts
-    assert (found.outcome, found.estimate.seeds) == (HOLDS, 2) and found.notes[-1] == "not measurable: 1 (it is silent)"
-    (result,) = results(experiment(shares, (1, 2)), [mine])
-    (found,) = result.verdicts
-    assert found.outcome == UNMEASURABLE
-    assert found.notes[:2] == ("1 of 3 training seeds can be judged", "holds: 0 (0.6)")
-    (result,) = results(experiment(shares, (0, 1, 2)), [mine])
-    assert result.verdicts[0].outcome == UNMEASURABLE
+    shares = {0: 0.6, 1: 0.1, 2: 0.8}
 
+    def found(*silent: int):
+        (result,) = run(experiment(shares, silent), [mine], None, Cache(), lambda text: None)
+        return result.verdicts[0]
 
-def test_checkpoints_of_one_group_are_compared_seed_by_seed_and_those_of_one_seed_have_no_row(tmp_path):
-    mine, single = seeded(tmp_path / "mine", "mine", (1,)), seeded(tmp_path / "single", "single", ())
-    shares = {("mine", 0): 0.6, ("mine", 1): 0.8, ("single", 0): 0.9}
-    (result,) = results(experiment(shares), [mine, single])
-    assert [each.checkpoint for each in result.verdicts] == ["mine"]
-    (missing,) = results(experiment(shares), [single])
-    (found,) = missing.verdicts
-    assert found.outcome == UNMEASURABLE and found.notes == ("needs the weights of at least 2 training seeds",)
+    assert (found(1).outcome, found(1).estimate.seeds) == (HOLDS, 2) and found(1).notes[-1] == "not measurable: 1 (it is silent)"
+    assert found(0, 1, 2).outcome == UNMEASURABLE
+    (result,) = run(experiment(shares), [seeded(tmp_path / "single", "single", ())], None, Cache(), lambda text: None)
+    assert (result.verdicts[0].outcome, result.verdicts[0].estimate.seeds) == (HOLDS, 1)
 
 
 def test_a_seed_of_the_zoo_counts_as_it_does_alone(tmp_path, monkeypatch):
@@ -131,7 +121,7 @@ def test_a_seed_of_the_zoo_counts_as_it_does_alone(tmp_path, monkeypatch):
 def test_a_directory_of_seeds_alone_is_the_first_of_them_with_the_others(tmp_path):
     """As `train --seeds 3,4 --out DIR` leaves it: DIR itself holds nothing."""
     for seed in (3, 4):
-        shutil.copytree(seeded(tmp_path / f"{seed}", "one", ()).path, tmp_path / "mine" / f"seed-{seed}")
+        shutil.copytree(seeded(tmp_path / f"{seed}", "one", (), "reversal/repo").path, tmp_path / "mine" / f"seed-{seed}")
         file = tmp_path / "mine" / f"seed-{seed}" / "training.toml"
         file.write_text(file.read_text().replace("seed = 0", f"seed = {seed}"))
     mine = subject("mine", tmp_path / "mine")

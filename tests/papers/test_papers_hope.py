@@ -44,7 +44,6 @@ from position_papers.kit.cache import Cache
 from position_papers.kit.claims import FAILS, HOLDS, UNMEASURABLE, Estimate, Verdict
 from position_papers.kit.experiment import Drawing, Result, run
 from position_papers.kit.outcomes import verdict_table
-from position_papers.kit.over_seeds import over_seeds
 from position_papers.kit.paper_directory import write_paper
 from position_papers.kit.scores import ScoreOptions
 from position_papers.kit.subjects import Subject, subject
@@ -63,7 +62,6 @@ H1, H1_NO_DECAY = H1_CLAIMS["independent"]
 H4_WORDING = H4_CLAIMS["independent"][1]
 OF_ROPE = {claim.label for experiment in (VAF, OVER_TRAINING, BEYOND, COMPONENTS) for claim in experiment.claims}
 OF_ROPE |= {claim.label for claim in H1_BESIDE_NULL.values()}
-OVER_SEEDS = {claim.label for experiment in map(over_seeds, (VAF, COMPONENTS)) for claim in experiment.claims}
 OF_ALL = {claim.label for claim in LOGIT_BY_DISTANCE.claims} - OF_ROPE
 SIZES: dict[str, Any] = {
     "sequences": 4,
@@ -479,7 +477,7 @@ def test_a_claim_without_a_checkpoint_is_not_measurable(checkpoints):
     missing = {(each.claim.label, each.checkpoint) for each in verdicts if each.outcome == UNMEASURABLE and each.claim.id < "H6"}
     assert missing == {
         *((claim, name) for claim in OF_ALL for name in ("rope", "kerple")),
-        *((claim, "rope") for claim in (*OF_ROPE, *OVER_SEEDS)),
+        *((claim, "rope") for claim in OF_ROPE),
     }
     assert all("; ".join(verdict.notes) for verdict in verdicts if verdict.outcome == UNMEASURABLE)
 

@@ -29,10 +29,11 @@ from matplotlib.lines import Line2D
 
 from position_papers.cope.perplexity import LANGUAGE
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import EVERY_SEED, Claim, Verdict, unmeasured, verdict
+from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.rules import All, AtLeast, AtMost
 from position_papers.kit.scores import ScoreOptions, of_tasks
+from position_papers.kit.seeds import over_seeds
 from position_papers.kit.subjects import Subject
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
@@ -62,7 +63,6 @@ C6 = Claim(
     "CoPE fig. 4",
     "figure",
     All(AtLeast(WITHIN, 0.5), AtMost(KEPT, CHANCE)),
-    also=(EVERY_SEED,),
 )
 C6_SEPARATORS = Claim(
     "C6",
@@ -71,7 +71,6 @@ C6_SEPARATORS = Claim(
     "figure",
     AtMost(REACHED, CHANCE),
     "separators",
-    also=(f"separators, {EVERY_SEED}",),
 )
 
 
@@ -288,17 +287,27 @@ def _has_gates(subject: Subject) -> bool:
     return of_tasks("language")(subject) and subject.configuration.scheme_options.get("gates") != "open"
 
 
-GATES = Experiment(
-    "gates",
-    (C6, C6_SEPARATORS),
-    Needs(
-        each(_has_gates),
-        "no checkpoint with CoPE and its weights, trained on language, was given",
-        ("language/cope_sep_keys", "language/cope", "language/cope_16"),
-        "language",
+def units(measured: tuple[str, xr.Dataset]) -> xr.Dataset:
+    """`MASSES` of one seed [weights, prompt, kind], in the head that C6 is judged by; nothing where no head can be."""
+    _, data = measured
+    chosen = _chosen(data, _PARTS[0])
+    return data[[]] if chosen is None else data[list(MASSES)].isel(layer=chosen.place[0], head=chosen.place[1], drop=True)
+
+
+GATES = over_seeds(
+    Experiment(
+        "gates",
+        (C6, C6_SEPARATORS),
+        Needs(
+            each(_has_gates),
+            "no checkpoint with CoPE and its weights, trained on language, was given",
+            ("language/cope_sep_keys", "language/cope", "language/cope_16"),
+            "language",
+        ),
+        measure,
+        judge,
+        draw,
+        LANGUAGE,
     ),
-    measure,
-    judge,
-    draw,
-    LANGUAGE,
+    units,
 )

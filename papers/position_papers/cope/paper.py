@@ -11,7 +11,6 @@ from position_papers.cope.error_tasks import COUNTING, FLIP_FLOP, SELECTIVE_COPY
 from position_papers.cope.gates import GATES, GateOptions
 from position_papers.cope.perplexity import PERPLEXITY
 from position_papers.kit.experiment import Paper
-from position_papers.kit.over_seeds import over_seeds
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class Options(GateOptions, CountingOptions):
 PAPER = Paper(
     "cope",
     "Contextual Position Encoding (CoPE), made again",
-    (FLIP_FLOP, SELECTIVE_COPY, COUNTING, PERPLEXITY, GATES, over_seeds(GATES)),
+    (FLIP_FLOP, SELECTIVE_COPY, COUNTING, PERPLEXITY, GATES),
     Options,
     {"count": 50, "counting_count": 100, "language_count": 12, "gate_texts": 8, "draws": 20},
     not_made=(

@@ -19,8 +19,6 @@ from position_papers.kit.differences import holm
 from position_papers.kit.rules import Rule, Values, chance, leans, may_hold, tests
 from position_papers.kit.scale import Scale
 
-EVERY_SEED = "every seed"
-
 
 class Outcome(StrEnum):
     """The outcome of a claim."""
@@ -86,7 +84,7 @@ class Claim:
     scale: Scale | None = None
     """The model that the claim is about, where it is another than its experiment's."""
     also: tuple[str, ...] = ()
-    """Parts of the same id that have to hold too for it to stand: beyond a null, in every seed, against the rival that the paper has."""
+    """Parts of the same id that have to hold too for it to stand: beyond a null, against the rival that the paper has."""
     shows_control: bool = False
     """Whether its control stands beside its number in the table of all claims."""
     about: tuple[tuple[str, ...], ...] = ()
@@ -97,11 +95,6 @@ class Claim:
     def label(self) -> str:
         """What the claim is called in tables: "R1", "R1 (trained lengths)"."""
         return f"{self.id} ({self.part})" if self.part else self.id
-
-    @property
-    def part_of_every_seed(self) -> str:
-        """The part that asks the same of every training seed: "every seed", "trained lengths, every seed"."""
-        return ", ".join(filter(None, (self.part, EVERY_SEED)))
 
 
 @dataclass(frozen=True)

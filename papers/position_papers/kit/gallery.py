@@ -114,13 +114,9 @@ def _page(directory: Path, paper: Paper) -> Page:
 
 def _claim(rows: Sequence[Row], paper: Paper, claim: Claim) -> Page:
     own = [row for row in rows if row["claim"] == claim.label]
-    every_seed = replace(claim, part=claim.part_of_every_seed).label
-    over_seeds = {row["checkpoint"]: row for row in rows if row["claim"] == every_seed and row["ours"]}
     return {
         "claim": claim,
         "rows": own,
-        # Rows of one seed spread over its prompts, which is no spread of the claim: beside them what all seeds come to.
-        "numbers": [(row, over_seeds.get(row["checkpoint"])) for row in own if row["ours"]],
         "verdict": standing(partial(primary_rows, rows, paper), paper, claim),
     }
 

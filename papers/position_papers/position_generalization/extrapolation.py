@@ -15,10 +15,11 @@ import numpy as np
 import xarray as xr
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import EVERY_SEED, Claim, Verdict, unmeasured, verdict
+from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import All, AtMost, Custom
+from position_papers.kit.seeds import over_seeds
 from position_papers.kit.subjects import Subject
 from position_papers.position_generalization.measured import (
     MODEL,
@@ -52,7 +53,6 @@ P7 = Claim(
         AtMost(DIVERGENCE, 0.5),
         Custom(lambda values: values[LOG_PERPLEXITIES][0] < values[LOG_PERPLEXITIES][1], "log perplexity is lower than plain"),
     ),
-    also=(EVERY_SEED,),
 )
 
 OUTSIDE = "the share of outputs over sliding windows that are further from the mean than 99 % of those at the training length"
@@ -185,17 +185,26 @@ def _can_be_longer(subject: Subject) -> bool:
     return is_language_model(subject) and "learned" not in subject.schemes
 
 
-EXTRAPOLATION = Experiment(
-    "extrapolation",
-    (P7, P7_WINDOWS),
-    Needs(
-        each(_can_be_longer),
-        "needs a language model whose distances can be capped, such as language/rope",
-        TEXT_MODELS[:3],
-        why_not=why_not,
+def units(measured: Measured) -> xr.Dataset:
+    """What P7 rests on, of one seed: nothing where sequences are cut short."""
+    parts = (("extrapolation", ["kl", "log_perplexity"]), ("output_traces", ["trace_outside"]))
+    return xr.merge(measured.group(name)[variables] for name, variables in parts if name in measured.run.children)
+
+
+EXTRAPOLATION = over_seeds(
+    Experiment(
+        "extrapolation",
+        (P7, P7_WINDOWS),
+        Needs(
+            each(_can_be_longer),
+            "needs a language model whose distances can be capped, such as language/rope",
+            TEXT_MODELS[:3],
+            why_not=why_not,
+        ),
+        measure,
+        judge,
+        draw,
+        MODEL,
     ),
-    measure,
-    judge,
-    draw,
-    MODEL,
+    units,
 )

@@ -6,7 +6,6 @@ The paper speaks of approximations and marginal effects; every threshold is the 
 from __future__ import annotations
 
 from position_papers.kit.experiment import Paper
-from position_papers.kit.over_seeds import over_seeds
 from position_papers.position_generalization.extrapolation import EXTRAPOLATION
 from position_papers.position_generalization.fits import FITS
 from position_papers.position_generalization.measured import Options
@@ -16,7 +15,7 @@ from position_papers.position_generalization.tolerance import TOLERANCE
 PAPER = Paper(
     "position-generalization",
     "Position Generalization, made again",
-    (FITS, ROTATION, TOLERANCE, EXTRAPOLATION, *map(over_seeds, (ROTATION, EXTRAPOLATION))),
+    (FITS, ROTATION, TOLERANCE, EXTRAPOLATION),
     Options,
     {
         "sequences": 4,

@@ -15,10 +15,11 @@ import numpy as np
 import xarray as xr
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import EVERY_SEED, Claim, Verdict, verdict
+from position_papers.kit.claims import Claim, Verdict, verdict
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Observed, beside_null
+from position_papers.kit.seeds import over_seeds
 from position_papers.kit.subjects import Subject
 from position_papers.position_generalization.fits import by_weights, of_heads, rotating_layers
 from position_papers.position_generalization.measured import (
@@ -31,6 +32,7 @@ from position_papers.position_generalization.measured import (
     is_language_model,
 )
 from repo_interp.checkpoint_files.inspected import inspected
+from repo_interp.measures.labels import described
 from repo_interp.plots.marks.drawing import counted
 from repo_interp.plots.views.rotation import CHOICES, rotating_heads, rotation_grid
 
@@ -45,7 +47,6 @@ P4 = Claim(
     f"{SOURCE} sec. 3.4, fig. 4",
     "figure",
     All(AtLeast(HEADS, 0.5), AtMost(COMPONENTS, 0.25), BeyondNull(HEADS_BESIDE_TWINS)),
-    also=(EVERY_SEED,),
 )
 
 
@@ -155,13 +156,19 @@ def draw(measured: Measured) -> Iterator[Drawing]:
         "Behind r: of how many sequences it is the mean, where not of all. Circle: deviation of the key; arc: rotation over the largest "
         "distance. Every head on its own scale."
     )
+    yield Drawing(f"rotation_{measured.name}", rotation_grid(measured.run), caption, measured.group("rotation"))
+
+
+def units(measured: Measured) -> xr.Dataset:
+    """What P4 and P5 rest on, of one seed."""
     rotation = measured.group("rotation")
-    judged = {
-        "slow_components": _slow_shares(measured, rotation),
-        "slow_heads": by_weights(measured, "rotation", lambda group: (_slow_shares(measured, group) > 0).mean("head")),
-        "closed_form_r_of_prompts": rotation["closed_form_r"].mean(("layer", "head")),
-    }
-    yield Drawing(f"rotation_{measured.name}", rotation_grid(measured.run), caption, rotation.assign(judged))
+    return xr.Dataset(
+        {
+            "slow_components": _slow_shares(measured, rotation),
+            "slow_heads": by_weights(measured, "rotation", lambda group: (_slow_shares(measured, group) > 0).mean("head")),
+            "closed_form_r_of_prompts": rotation["closed_form_r"].mean(("layer", "head")),
+        }
+    )
 
 
 def _finite_means(twins: Sequence[xr.Dataset]) -> list[float]:
@@ -173,7 +180,7 @@ def _finite_means(twins: Sequence[xr.Dataset]) -> list[float]:
 def _slow_shares(measured: Measured, rotation: xr.Dataset) -> xr.DataArray:
     """The share of slow dominating components, of every head of the layers that rotate."""
     slow = _slow(measured, rotation)[0].sel(layer=rotating_layers(measured))
-    return slow.mean("component").reset_coords(drop=True)
+    return described(slow.mean("component").reset_coords(drop=True), "slow dominating components of a head", "1")
 
 
 def _slow(measured: Measured, rotation: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray, xr.DataArray]:
@@ -194,12 +201,17 @@ def _slow(measured: Measured, rotation: xr.Dataset) -> tuple[xr.DataArray, xr.Da
     return slow & (~near | still), slow & near, still
 
 
-ROTATION = Experiment(
-    "rotation",
-    (P4, P4_NEAR_PI, *P5.values(), P5_NULL),
-    Needs(each(is_language_model), "needs a language model that rotates, such as language/rope", TEXT_MODELS, why_not=why_not),
-    measure,
-    judge,
-    draw,
-    MODEL,
+ROTATION = over_seeds(
+    Experiment(
+        "rotation",
+        (P4, P4_NEAR_PI, *P5.values(), P5_NULL),
+        Needs(
+            each(is_language_model), "needs a language model that rotates, such as language/rope", TEXT_MODELS, why_not=why_not
+        ),
+        measure,
+        judge,
+        draw,
+        MODEL,
+    ),
+    units,
 )

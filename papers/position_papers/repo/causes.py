@@ -22,12 +22,12 @@ from position_papers.kit.differences import Difference, paired_difference, share
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import All, AtLeast, Significant
+from position_papers.kit.seeds import over_seeds
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import GPT2, can_mirror, reversal_of, reversals
 from position_papers.repo.mirror import R2, R3, strengths
 from position_papers.repo.mirror import measure as measure_mirror
 from position_papers.repo.options import Options
-from position_papers.repo.seeds import over_seeds
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.interventions import frozen, linearised, permuted
 from repo_interp.measures.labels import described

@@ -19,10 +19,10 @@ from position_papers.kit.differences import Difference
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Custom, Observed, Significant, beside_null
+from position_papers.kit.seeds import over_seeds
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import LEARNED, NO_LEARNED, OLMO, learns_long_positions
 from position_papers.repo.options import Options
-from position_papers.repo.seeds import over_seeds
 from repo_interp.analysis.analyze import analyze
 from repo_interp.measures.labels import described
 from repo_interp.plots.views.patterns import pattern_sensitivity, pattern_shares

@@ -31,10 +31,10 @@ from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Custom, Observed, beside_null
+from position_papers.kit.seeds import over_seeds
 from position_papers.kit.subjects import Subject, records_of
 from position_papers.repo.checkpoints import GPT2, can_be_asked_to_mirror, reversal_of, reversals
 from position_papers.repo.options import Options
-from position_papers.repo.seeds import over_seeds
 from position_papers.training.trained import recorded_scores
 from repo_interp.analysis.analyze import analyze
 from repo_interp.experiments.prompt_sets import Answers

@@ -22,10 +22,10 @@ from position_papers.kit.differences import welch_difference
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import Above, All, AtLeast, AtMost, BeyondNull, Observed, beside_null
+from position_papers.kit.seeds import over_seeds
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import LEARNED, NO_LEARNED, OLMO, learns_long_positions
 from position_papers.repo.options import Options
-from position_papers.repo.seeds import over_seeds
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
 from repo_interp.plots.marks.drawing import counted, legend_below, plain_decades

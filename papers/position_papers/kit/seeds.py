@@ -79,11 +79,12 @@ def over_seeds(
     def draw(seeds: Mapping[int, Seed]) -> Iterator[Drawing]:
         own = next(iter(seeds.values()))
         silent = f" Not judged: {own.why_not[0]}." if own.why_not else ""
-        first, *others = (replace(each, caption=each.caption + silent) for each in experiment.draw(own.data))
+        drawn = [replace(each, caption=each.caption + silent) for each in experiment.draw(own.data)]
         by_seed = _joined({seed: units(own.data) for seed, own in seeds.items() if own.data is not None})
         use = _joined({seed: own.use.rename(USE) for seed, own in seeds.items() if own.use is not None})
-        yield replace(first, data=first.data.drop_vars(list(by_seed), errors="ignore").assign(by_seed | use))
-        yield from others
+        for first in drawn[:1]:
+            yield replace(first, data=first.data.drop_vars(list(by_seed), errors="ignore").assign(by_seed | use))
+        yield from drawn[1:]
 
     return replace(experiment, needs=replace(experiment.needs, why_not=lambda *_: ()), measure=measure, judge=judge, draw=draw)
 
