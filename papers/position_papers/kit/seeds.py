@@ -120,6 +120,7 @@ def together(by_seed: Mapping[int, Verdict]) -> Verdict:
     estimate, interval = first.estimate, first.interval
     if len(judged) > 1:
         numbers = [own.estimate.value for own in judged.values() if own.estimate.value is not None]
-        estimate = replace(estimate, value=float(np.mean(numbers)), n=len(judged), seeds=len(judged))
+        control = f"seed {seed}: {estimate.control}" if estimate.control else ""
+        estimate = replace(estimate, value=float(np.mean(numbers)), n=len(judged), seeds=len(judged), control=control)
         interval = Interval(float(np.std(numbers, ddof=1)), f"{len(judged)} seeds")
     return replace(first, outcome=decisive.outcome, estimate=estimate, interval=interval, reasons=reasons)

@@ -53,6 +53,7 @@ P7 = Claim(
         AtMost(DIVERGENCE, 0.5),
         Custom(lambda values: values[LOG_PERPLEXITIES][0] < values[LOG_PERPLEXITIES][1], "log perplexity is lower than plain"),
     ),
+    shows_control=True,
 )
 
 OUTSIDE = "the share of outputs over sliding windows that are further from the mean than 99 % of those at the training length"
