@@ -48,10 +48,11 @@ from position_papers.repo.options import Options
 from position_papers.repo.paper import PAPER
 from position_papers.repo.ranges import FAR_BELOW, GROWS, R5, UNEVEN, spreading
 from position_papers.repo.segments import SEGMENTS, prompts_for
-from position_papers.zoo import zoo_entry, zoo_path
+from position_papers.training.trained import recorded_scores
 from repo_interp.errors import InputError
 from repo_interp.models.checkpoints import save
 from repo_interp.models.reposition import reposition
+from repo_interp.shipped import zoo_path
 from repo_interp.tasks import make_task
 
 TINY = Options(
@@ -337,7 +338,7 @@ def test_scores_of_other_seeds_count_and_give_the_spread(results):
     assert repo.outcome == FAILS
     table = drawn(results[0], "reversal_by_length").data
     assert table["score"].sel(checkpoint="reversal/repo", test_set=2).dropna("seed").values.tolist() == [1.0, 0.5]
-    recorded = 1 + len(zoo_entry("reversal/rope").seeds)
+    recorded = len(recorded_scores(zoo_path("reversal/rope")))
     assert table["score"].sel(checkpoint="reversal/rope").dropna("seed", how="all").sizes["seed"] == recorded
 
 
