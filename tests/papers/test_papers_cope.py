@@ -22,10 +22,10 @@ from position_papers.cope.paper import PAPER, Options
 from position_papers.cope.perplexity import C4, C4_KEYS, C4_POSITIONS, C4_ROPE, C5, C5_ROPE, PERPLEXITY
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import FAILS, HOLDS, UNDECIDED, UNMEASURABLE, Verdict
+from position_papers.kit.differences import MATERIAL, NOTHING, Sample, between, between_rises
 from position_papers.kit.experiment import Experiment, run
 from position_papers.kit.perplexities import differences, on_the_same_windows
 from position_papers.kit.recorded_scores import unequal_budgets
-from position_papers.kit.samples import MATERIAL, NOTHING, Sample, between, between_rises
 from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, of_tasks, score_subject, score_table
 from position_papers.kit.subjects import subject
 from position_papers.training.configuration import TrainingConfiguration, replaced

@@ -31,10 +31,9 @@ from position_papers.kit.claims import (
     unmeasured,
     verdict,
 )
-from position_papers.kit.differences import share_difference
+from position_papers.kit.differences import Sample, share_difference
 from position_papers.kit.experiment import run
 from position_papers.kit.paper_directory import write_paper
-from position_papers.kit.samples import Sample
 from position_papers.kit.scores import Scored
 from position_papers.kit.subjects import Given, subject
 from position_papers.repo import attention, causes, chunks, haystack, mirror, ranges, seeds, segments

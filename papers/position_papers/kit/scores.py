@@ -20,8 +20,8 @@ from scipy import stats
 from transformers import PreTrainedModel
 
 from position_papers.kit.cache import Cache
+from position_papers.kit.differences import Sample
 from position_papers.kit.recorded_scores import unequal_budgets
-from position_papers.kit.samples import Sample
 from position_papers.kit.subjects import Subject, records_of, seeds_of, texts_of
 from position_papers.training.configuration import TrainingConfiguration
 from position_papers.training.trained import Recorded, configured_task, on_texts_of_seed_0, recorded_scores
