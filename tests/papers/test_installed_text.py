@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from position_papers.tasks.corpus import text_record
-from position_papers.tasks.installed import _number, _of_package
-from position_papers.tasks.pinned import LONGEST, PAGES, _joined, pinned_texts, without_repeats
+from position_papers.tasks.texts import LONGEST, PAGES, _joined, _number, _of_package, pinned_texts, without_repeats
 from repo_interp import wheels
 from repo_interp.cli import main
 from repo_interp.errors import InputError

@@ -22,11 +22,10 @@ from position_papers.cope.paper import PAPER, Options
 from position_papers.cope.perplexity import C4, C4_KEYS, C4_POSITIONS, C4_ROPE, C5, C5_ROPE, PERPLEXITY
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import FAILS, HOLDS, UNDECIDED, UNMEASURABLE, Verdict
+from position_papers.kit.differences import MATERIAL, NOTHING, Sample, between, between_rises
 from position_papers.kit.experiment import Experiment, run
 from position_papers.kit.perplexities import differences, on_the_same_windows
-from position_papers.kit.recorded_scores import unequal_budgets
-from position_papers.kit.samples import MATERIAL, NOTHING, Sample, between, between_rises
-from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, of_tasks, score_subject, score_table
+from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, of_tasks, score_subject, score_table, unequal_budgets
 from position_papers.kit.subjects import subject
 from position_papers.training.configuration import TrainingConfiguration, replaced
 from position_papers.training.trained import Recorded, recorded_scores
@@ -338,8 +337,8 @@ def test_the_papers_relative_positions_are_cope_with_open_gates(opened, verdicts
 def test_unequal_budgets_are_named():
     one = TrainingConfiguration(task="flip_flop")
     assert unequal_budgets({"a": one, "b": replaced(one, {"seed": 3, "scheme": "rope"})}) == ""
-    said = unequal_budgets({"a": one, "b": replaced(one, {"steps": 7}), "c": None})
-    assert said == "budgets differ: steps 1000 (a), 7 (b); budget unknown: c"
+    said = unequal_budgets({"a": one, "b": replaced(one, {"steps": 7}), "c": one})
+    assert said == "budgets differ: steps 1000 (a, c), 7 (b)"
 
 
 def test_errors_have_a_mark_a_dot_a_seed_and_their_floor():

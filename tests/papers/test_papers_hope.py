@@ -31,7 +31,7 @@ from position_papers.hope.over_training import (
     OVER_TRAINING,
     STEPS,
     fall,
-    over_steps,
+    measure_steps,
     read_steps,
     saved_steps,
     write_steps,
@@ -166,13 +166,13 @@ def test_a_course_falls_when_it_falls_by_more_than_its_error():
     steps = np.linspace(60, 20, 9)[:, None]
     noise = np.array([[-1.0, 0, 1, 0]])
     long = {STEPS: ENOUGH}
-    assert H3.rule.holds(fall(steps + 0.1 * noise).values | long)
-    assert not H3.rule.holds(fall(steps[::-1] + 0.1 * noise).values | long)
+    assert H3.rule.holds(fall(steps + 0.1 * noise) | long)
+    assert not H3.rule.holds(fall(steps[::-1] + 0.1 * noise) | long)
     with pytest.raises(ValueError, match="nothing can be said unless the number of steps trained"):
-        H3.rule.holds(fall(steps + 0.1 * noise).values | {STEPS: 1500})
+        H3.rule.holds(fall(steps + 0.1 * noise) | {STEPS: 1500})
     # Replicates that go different ways: the mean falls, but not by more than chance.
     scattered = fall(50 + np.linspace(0, 1, 9)[:, None] * np.array([[-40.0, 30, -30, 35]]))
-    assert not H3.rule.holds(scattered.values | long)
+    assert not H3.rule.holds(scattered | long)
     with pytest.raises(ValueError, match="at least 4 steps"):
         fall(np.ones((3, 2)))
 
@@ -345,12 +345,9 @@ def test_saved_steps_are_found_in_order_and_measured(checkpoints):
     assert list(steps) == [1, 2, 3, 4]
     assert saved_steps(checkpoints / "learned") == {}
 
-    def first_weight(bridge) -> xr.Dataset:
-        return xr.Dataset({"weight": float(next(bridge.parameters()).detach().flatten()[-1])})
-
-    found = over_steps(steps, first_weight)
+    found = measure_steps(checkpoints / "rope", L, SMALL)
     assert found["step"].values.tolist() == [1, 2, 3, 4]
-    assert len(set(found["weight"].values.tolist())) == 4
+    assert len(set(found["vaf"].sum(("repeat", "component")).values.tolist())) == 4
 
 
 def test_a_fresh_twin_has_the_layout_and_other_weights(checkpoints):

@@ -40,6 +40,8 @@ from position_papers.kit.claims import (
 )
 from position_papers.kit.differences import (
     Difference,
+    Sample,
+    between,
     holm,
     level,
     paired_difference,
@@ -68,7 +70,6 @@ from position_papers.kit.rules import (
     chance,
     in_errors,
 )
-from position_papers.kit.samples import Sample, between
 from position_papers.kit.scale import Scale
 from position_papers.kit.subjects import Given, Subject
 from position_papers.repo.haystack import ABOVE_AT_LONGER, CONVERGED

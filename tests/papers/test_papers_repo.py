@@ -31,10 +31,9 @@ from position_papers.kit.claims import (
     unmeasured,
     verdict,
 )
-from position_papers.kit.differences import share_difference
+from position_papers.kit.differences import Sample, share_difference
 from position_papers.kit.experiment import run
 from position_papers.kit.paper_directory import write_paper
-from position_papers.kit.samples import Sample
 from position_papers.kit.scores import Scored
 from position_papers.kit.subjects import Given, subject
 from position_papers.repo import attention, causes, chunks, haystack, mirror, ranges, seeds, segments
@@ -48,10 +47,11 @@ from position_papers.repo.options import Options
 from position_papers.repo.paper import PAPER
 from position_papers.repo.ranges import FAR_BELOW, GROWS, R5, UNEVEN, spreading
 from position_papers.repo.segments import SEGMENTS, prompts_for
-from position_papers.zoo import zoo_entry, zoo_path
+from position_papers.training.trained import recorded_scores
 from repo_interp.errors import InputError
 from repo_interp.models.checkpoints import save
 from repo_interp.models.reposition import reposition
+from repo_interp.shipped import zoo_path
 from repo_interp.tasks import make_task
 
 TINY = Options(
@@ -337,7 +337,7 @@ def test_scores_of_other_seeds_count_and_give_the_spread(results):
     assert repo.outcome == FAILS
     table = drawn(results[0], "reversal_by_length").data
     assert table["score"].sel(checkpoint="reversal/repo", test_set=2).dropna("seed").values.tolist() == [1.0, 0.5]
-    recorded = 1 + len(zoo_entry("reversal/rope").seeds)
+    recorded = len(recorded_scores(zoo_path("reversal/rope")))
     assert table["score"].sel(checkpoint="reversal/rope").dropna("seed", how="all").sizes["seed"] == recorded
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from repo_interp import processes
 from repo_interp.cli.options import count
 from repo_interp.errors import InputError
 from repo_interp.files import require_directory, write_text
-from repo_interp.shipped import shipped_names
+from repo_interp.shipped import shipped_names, zoo_path
 from repo_interp.values import duration
 
 if TYPE_CHECKING:
@@ -74,21 +75,23 @@ def _plan(console: Console, names: list[str]) -> None:
 
 
 def _list(console: Console, names: list[str]) -> None:
-    from position_papers.zoo import zoo_entry
+    from position_papers.training.trained import recorded_scores
+    from repo_interp.checkpoint_files.stored import weight_files
 
     wanted = tuple(f"{name.rstrip('/')}/" for name in names) or ("",)
     shown = [name for name in shipped_names() if f"{name}/".startswith(wanted)]
     if not shown:
         raise InputError(f"no checkpoint {' or '.join(names)} is installed; these are: {', '.join(shipped_names())}")
     table = _table(("name", "layout"), ("steps", "seeds", "score", "of", "score", "of"))
-    entries = [(name, zoo_entry(name)) for name in shown]
-    for name, entry in entries:
-        sets = [(test_set, value) for test_set, value in entry.scores["test_sets"].items() if value is not None]
+    for name in shown:
+        own, *others = recorded_scores(zoo_path(name))
+        sets = [(test_set, value) for test_set, value in own.means.items() if not math.isnan(value)]
         scores = [cell for test_set, value in (sets[0], sets[-1]) for cell in (f"{value:.3f}", _short(test_set))]
-        steps = ("+" if entry.configuration.continue_from else "") + str(entry.configuration.steps)
-        table.add_row(name, entry.configuration.scheme, steps, str(1 + len(entry.seeds)), *scores)
+        steps = ("+" if own.configuration.continue_from else "") + str(own.steps)
+        table.add_row(name, own.scheme, steps, str(1 + len(others)), *scores)
     console.print(table)
-    size = f"{sum(entry.bytes for _, entry in entries) / 1e6:.0f} MB in all"
+    bytes_of = (file.stat().st_size for name in shown for file in weight_files(zoo_path(name)))
+    size = f"{sum(bytes_of) / 1e6:.0f} MB in all"
     how = "Look into one: repo-interp analyze NAME; in Python: ri.zoo(NAME)."
     scored = "Scores of the first and last test set, in the task's metric. +: steps from another checkpoint."
     console.print(f"{size}. {scored} {how}", highlight=False)

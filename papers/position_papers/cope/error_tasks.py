@@ -30,8 +30,8 @@ from position_papers.cope.errors import (
     lower_error,
 )
 from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
+from position_papers.kit.differences import numbers_of
 from position_papers.kit.rules import All, AtLeast, AtMost
-from position_papers.kit.samples import numbers_of
 from position_papers.kit.scale import Scale
 from position_papers.kit.scores import ScoreOptions, missing, note
 from position_papers.tasks.counting import BALANCED
@@ -114,7 +114,6 @@ def copies_without_errors(claim: Claim, alike: Alike, test_set: str) -> Verdict:
         cope.name,
         "largest error of the three test sets, %",
         {LARGEST: own.max(), SMALLEST: other[1:].min()},
-        100 * worst.mean,
         **numbers_of(worst, 100),
         control="rope " + ", ".join(f"{error:.3g} %" for error in other),
         note=note([cope, rope], f"in distribution, {' and '.join(OUTSIDE)}: {', '.join(shown)}"),

@@ -24,9 +24,9 @@ from matplotlib.lines import Line2D
 
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
+from position_papers.kit.differences import Sample, between, in_words, numbers_of
 from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
 from position_papers.kit.rules import Above
-from position_papers.kit.samples import Sample, between, in_words, numbers_of
 from position_papers.kit.scale import Scale
 from position_papers.kit.scores import (
     Scored,
@@ -227,7 +227,6 @@ def lower_error(claim: Claim, alike: Alike, test_set: str) -> Verdict:
         cope.name,
         f"error in {alike.title}, test set {test_set}, %",
         {rule.quantity: {RIVALS[name]: difference for name, difference in differences.items()}},
-        errors[COPE],
         **numbers_of(samples[COPE], 100),
         control=shown.partition(", ")[2],
         note=note(list(compared.values()), shown, CLOSE if near else "", in_words(differences, "below", " points", 100), *absent),

@@ -17,18 +17,10 @@ import numpy as np
 from position_papers.cope.errors import COPE
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
+from position_papers.kit.differences import MATERIAL, between, between_rises, in_words, numbers_of, rise
 from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
-from position_papers.kit.perplexities import (
-    continued_caption,
-    differences,
-    differences_caption,
-    errors_caption,
-    on_the_same_windows,
-    perplexity_table,
-    shortest_and_longest,
-)
+from position_papers.kit.perplexities import compared, on_the_same_windows, perplexity_table, shortest_and_longest
 from position_papers.kit.rules import Above, All, AtMost
-from position_papers.kit.samples import MATERIAL, between, between_rises, in_words, numbers_of, rise
 from position_papers.kit.scale import Scale
 from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, first_of, in_legend, missing, note, of_tasks, score_subject
 from position_papers.kit.subjects import Subject
@@ -128,19 +120,14 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
 
 def _drawn(name: str, scored: Sequence[Scored], reference: Scored | None, called: str) -> Drawing:
     """The figure `name`, where there is a `reference` with differences from it, which is `called` so."""
-    table, length = perplexity_table(scored), scored[0].training_length
-    windows = scored[0].sample(scored[0].test_sets[:1]).count
+    table, said = compared([(each, PLAIN) for each in scored], perplexity_table(scored), reference, called)
+    length, windows = scored[0].training_length, scored[0].sample(scored[0].test_sets[:1]).count
     caption = (
         f"Perplexity by length of the context (CoPE fig. 3, tables 5 and 8), {windows} windows of held-out text of each length. Windows of "
         "two lengths are other texts: compare checkpoints at one length, and their differences between lengths. Dotted: the training "
-        f"length, {length} tokens, where learned absolute positions end. {errors_caption(table)}{continued_caption(scored)}"
+        f"length, {length} tokens, where learned absolute positions end. {said}"
     )
-    if reference is not None:
-        table = table.assign(differences([(each, PLAIN) for each in scored], reference, called, table))
-        caption += f" {differences_caption(called)}"
-    table = table.assign_attrs(axis="tokens", training_length=length).assign_coords(
-        label=("checkpoint", [_label(each, scored) for each in scored])
-    )
+    table = table.assign_coords(label=("checkpoint", [_label(each, scored) for each in scored]))
     return Drawing(name, perplexity_by_length(table, f"trained at {length} tokens"), caption, table)
 
 
@@ -168,8 +155,7 @@ def _ordered(claim: Claim, given: Mapping[str, Scored], order: Sequence[str]) ->
         models[0].name,
         "perplexity at the training length",
         values,
-        perplexities[0],
-        **numbers_of(samples[0], perplexities[0]),  # the error of a logarithm is relative
+        **{**numbers_of(samples[0], perplexities[0]), "ours": perplexities[0]},  # the error of a logarithm is relative
         control=", ".join(f"{each.name} {own:.4g}" for each, own in zip(models[1:], perplexities[1:], strict=True)),
         note=note(models, f"log perplexity, {'; '.join(told)}"),
     )
@@ -193,7 +179,6 @@ def _degrades(claim: Claim, given: Mapping[str, Scored], against: str, scored: S
         cope.name,
         f"change of log perplexity from {short} to {long} tokens, nats",
         {RISE: {CALLED[against]: difference}},
-        changes[cope.name],
         **numbers_of(rise(*rises[cope.name])),
         control=", ".join(f"{name} {change:+.3g}" for name, change in changes.items() if name != cope.name),
         note=note(

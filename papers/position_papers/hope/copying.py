@@ -10,6 +10,7 @@ could be told: H7 asks that AB2 is not below RoPE. Both are judged beyond the tr
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -24,13 +25,11 @@ from position_papers.hope.extended_scores import (
     side_by_side,
     with_methods,
 )
-from position_papers.kit.cache import Cache
 from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
+from position_papers.kit.differences import Sample, between, in_words, numbers_of
 from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
 from position_papers.kit.rules import Above, All, AtLeast, NotBelow, Where
-from position_papers.kit.samples import Sample, between, in_words, numbers_of
-from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, first_of, missing, note, of_tasks, score_table
-from position_papers.kit.subjects import Subject
+from position_papers.kit.scores import PLAIN, Scored, first_of, missing, note, of_tasks, score_table
 from position_papers.training.trained import configured_task
 from repo_interp.plots.marks.scores import legend_under, looks
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
@@ -42,6 +41,7 @@ BEST = "the highest mean exact match of the schemes compared, beyond the trainin
 WORST = "the lowest of those that are judged, at lengths trained on,"
 BEYOND = "mean exact match over the numbers of sequences that are longer than training"
 AB1, AB2, AB3 = (f"{BEYOND}, of {name}," for name in ABLATIONS.values())
+NO_LONGER = "no test set is longer than the training prompts"
 EACH = "their lowest at any single length trained on (asked for after results were seen)"
 COPIES = All(AtLeast(BEST, 0.05), AtLeast(WORST, 0.5), AtLeast(EACH, 0.5))
 """Otherwise no scheme copies, or one did not learn to, and nothing can be compared."""
@@ -86,25 +86,17 @@ H7_REMOVED = Claim(
 )
 
 
-def measure(subjects: Sequence[Subject], options: ScoreOptions, cache: Cache) -> list[Scored]:
-    """Scores of the checkpoints that were trained to copy."""
-    return scores(subjects, options, cache)
-
-
 def judge(scored: Sequence[Scored]) -> Iterable[Verdict]:
     """Verdict on the first checkpoint with HoPE, and on the ablations, where there are such."""
     hope, rope = first_of(scored, HOPE), first_of(scored, ROPE)
-    if hope is not None and rope is None:
-        yield unmeasured(H6, hope.name, missing([ROPE], "copying"))
-    elif hope is not None and rope is not None:
-        yield _ahead(H6, hope, [each for layout in RIVALS if (each := first_of(scored, layout)) is not None], PLAIN)
+    rivals = [each for layout in RIVALS if (each := first_of(scored, layout)) is not None]
     if hope is not None:
-        for method, claim in H6_EXTENDED.items():
+        for method, claim in ({PLAIN: H6} | H6_EXTENDED).items():
             if rope is not None and has_method(hope, method) and has_method(rope, method):
-                yield _ahead(claim, hope, [rope], method)
+                yield _ahead(claim, hope, rivals if method == PLAIN else [rope], method)
             else:
-                why = "needs the weights of a HoPE and a RoPE checkpoint trained on copying"
-                yield unmeasured(claim, hope.name, why)
+                weights = "needs the weights of a HoPE and a RoPE checkpoint trained on copying"
+                yield unmeasured(claim, hope.name, missing([ROPE], "copying") if method == PLAIN else weights)
     ablations = {layout: each for layout in ABLATIONS if (each := first_of(scored, layout)) is not None}
     if rope is not None and {"hope_ab1", "hope_ab2"} <= set(ablations):
         yield from _ablations(rope, ablations)
@@ -177,7 +169,7 @@ COPYING = Experiment(
         "copying",
         dict.fromkeys((H7.label, H7_REMOVED.label), "no checkpoints of HoPE and its ablations trained on copying were given"),
     ),
-    measure,
+    scores,
     judge,
     draw,
 )
@@ -185,34 +177,30 @@ COPYING = Experiment(
 
 def _ahead(claim: Claim, hope: Scored, rivals: Sequence[Scored], method: str) -> Verdict:
     """Whether HoPE copies more than each rival beyond the training length."""
-    sets = [name for name in sorted(hope.test_sets, key=int) if _tokens(hope, name) > hope.training_length]
-    if not sets:
-        return unmeasured(claim, hope.name, "no test set is longer than the training prompts")
-    samples = {each.name: each.sample(sets, method) for each in (hope, *rivals)}
-    inside = [name for name in hope.test_sets if name not in sets]
-    trained = {each.name: each.sample(inside, method) for each in (hope, *rivals)} if inside else {}
-    judged = [trained[each.name] for each in (hope, *rivals) if inside and each.layout in (HOPE, ROPE)]
-    lowest = [each.sample([name], method) for each in (hope, *rivals) if each.layout in (HOPE, ROPE) for name in inside]
-    copying = _copying(samples.values(), judged, lowest)
-    if not COPIES.holds(copying):
-        return unmeasured(claim, hope.name, note([hope, *rivals], _nobody(sets, samples, inside, trained)))
+    compared = {each.name: each for each in (hope, *rivals)}
+    beyond, within = _lengths(hope, *rivals)
+    if not beyond:
+        return unmeasured(claim, hope.name, NO_LONGER)
+    judged = [each.name for each in compared.values() if each.layout in (HOPE, ROPE)]
+    copying, nobody = _copying(compared, judged, beyond, within, method)
+    if nobody:
+        return unmeasured(claim, hope.name, note([hope, *rivals], nobody))
+    samples, trained = (_samples(compared, lengths, method) for lengths in (beyond, within))
     mine = samples.pop(hope.name)
     above = {each.name: between(mine, samples[each.name]) for each in rivals}
-    within = _means(trained)
+    above = dict(sorted(above.items(), key=lambda each: each[1].margin))  # the one that speaks most against it first
     absent = [layout for layout in RIVALS if layout not in [each.layout for each in rivals]] if method == PLAIN else []
     return verdict(
         claim,
         hope.name,
-        f"exact match at {sets[0]} to {sets[-1]} sequences, beyond L, %"
-        + (f", with {METHODS[method]}" if method in METHODS else ""),
+        _measured(beyond) + (f", with {METHODS[method]}" if method in METHODS else ""),
         {**copying, extended_quantity(method): {RIVALS[each.layout]: above[each.name] for each in rivals}},
-        100 * mine.mean,
         **numbers_of(mine, 100),
         control=_means(samples),
         note=note(
             [hope, *rivals],
             in_words(above, "above", " points", 100),
-            f"within L: {within}" if within else "",
+            f"within L: {_means(trained)}" if trained else "",
             missing(absent, "copying"),
         ),
     )
@@ -222,59 +210,71 @@ def _ablations(rope: Scored, ablations: Mapping[str, Scored]) -> Iterator[Verdic
     """Whether the ablations are in the paper's order, over the test sets beyond L that all of them have. What is asked for before anything
     is compared is asked of the others than AB3: that it copies worst is what the second claim says.
     """
-    compared = {**ablations, ROPE: rope}
-    shared = [name for name in rope.test_sets if all(name in each.test_sets for each in compared.values())]
-    sets = [name for name in shared if all(_tokens(each, name) > rope.training_length for each in compared.values())]
-    if not sets:
-        yield from (unmeasured(claim, rope.name, "no test set is longer than the training prompts") for claim in (H7, H7_REMOVED))
+    every = {**ablations, ROPE: rope}
+    compared = {layout: each for layout, each in every.items() if layout != "hope_ab3"}
+    beyond, within = _lengths(rope, *ablations.values())
+    if not beyond:
+        yield from (unmeasured(claim, rope.name, NO_LONGER) for claim in (H7, H7_REMOVED))
         return
-    measured = f"exact match at {sets[0]} to {sets[-1]} sequences, beyond L, %"
-    samples = {layout: each.sample(sets) for layout, each in compared.items()}
-    removed, first = samples.pop("hope_ab3", None), samples["hope_ab1"]
-    copying, nobody = _learned({layout: compared[layout] for layout in samples}, shared)
-    budgets = [compared[layout] for layout in samples]
-    above = {"AB2": between(first, samples["hope_ab2"])}
+    samples = _samples(every, beyond)
+    copying, nobody = _copying(compared, compared, beyond, within)
+
+    def row(claim: Claim, layout: str, values: Mapping[str, Any], budgets: Mapping[str, Scored], *told: str) -> Verdict:
+        return verdict(
+            claim,
+            every[layout].name,
+            f"{_measured(beyond)} ({ABLATIONS[layout]})",
+            {**copying, **values},
+            **numbers_of(samples[layout], 100),
+            control=_means({name: samples[name] for name in compared if name != layout}),
+            note=note(list(budgets.values()), *told),
+            unmeasurable=nobody and note(list(compared.values()), nobody),
+        )
+
+    above = {"AB2": between(samples["hope_ab1"], samples["hope_ab2"])}
     not_below = {RIVALS[ROPE]: between(samples["hope_ab2"], samples[ROPE])}
-    yield verdict(
-        H7,
-        ablations["hope_ab1"].name,
-        f"{measured} (AB1)",
-        {**copying, AB1: above, AB2: not_below},
-        100 * first.mean,
-        **numbers_of(first, 100),
-        control=_means({layout: sample for layout, sample in samples.items() if sample is not first}),
-        note=note(
-            budgets,
-            f"AB1 {in_words(above, 'above', ' points', 100)}",
-            f"AB2 {in_words(not_below, 'above', ' points', 100)}",
-        ),
-        unmeasurable=nobody and note(budgets, nobody),
-    )
-    if removed is None:
+    told = [f"{name} {in_words(each, 'above', ' points', 100)}" for name, each in (("AB1", above), ("AB2", not_below))]
+    yield row(H7, "hope_ab1", {AB1: above, AB2: not_below}, compared, *told)
+    if "hope_ab3" not in every:
         yield unmeasured(H7_REMOVED, rope.name, missing(["hope_ab3"], "copying"))
         return
-    below = {ABLATIONS.get(layout, RIVALS[ROPE]): between(sample, removed) for layout, sample in samples.items()}
-    yield verdict(
-        H7_REMOVED,
-        ablations["hope_ab3"].name,
-        f"{measured} (AB3)",
-        {**copying, AB3: below},
-        100 * removed.mean,
-        **numbers_of(removed, 100),
-        control=_means(samples),
-        note=note(list(compared.values()), in_words(below, "below", " points", 100)),
-        unmeasurable=nobody and note(budgets, nobody),
+    below = {ABLATIONS.get(layout, RIVALS[ROPE]): between(samples[layout], samples["hope_ab3"]) for layout in compared}
+    yield row(H7_REMOVED, "hope_ab3", {AB3: below}, every, in_words(below, "below", " points", 100))
+
+
+def _lengths(first: Scored, *others: Scored) -> tuple[list[str], list[str]]:
+    """The test sets that all have, ascending: those whose prompts are longer than the first's in training, and the others."""
+    shared = [name for name in sorted(first.test_sets, key=int) if all(name in each.test_sets for each in others)]
+    beyond = [name for name in shared if _tokens(first, name) > first.training_length]
+    return beyond, [name for name in shared if name not in beyond]
+
+
+def _copying(
+    compared: Mapping[str, Scored], judged: Iterable[str], beyond: Sequence[str], within: Sequence[str], method: str = PLAIN
+) -> tuple[dict[str, float], str]:
+    """What `COPIES` asks for before anything is compared, within of those that are `judged`; and why it is not so, "" where it is. A test
+    without lengths trained on shows neither.
+    """
+    judged, longer, trained = list(judged), _samples(compared, beyond, method), _samples(compared, within, method)
+    copying = {
+        BEST: max(sample.mean for sample in longer.values()),
+        WORST: min((trained[name].mean for name in judged if within), default=0.0),
+        EACH: min((compared[name].sample([each], method).mean for name in judged for each in within), default=0.0),
+    }
+    nobody = (
+        f"nobody copies {', '.join(beyond)} sequences, or one that is judged did not learn to copy {', '.join(within) or 'fewer'}; "
+        f"{_means(longer)}; {_means(trained)}"
     )
+    return copying, "" if COPIES.holds(copying) else nobody
 
 
-def _learned(compared: Mapping[str, Scored], sets: Sequence[str]) -> tuple[dict[str, float], str]:
-    """What `COPIES` asks for, of schemes that are all judged, and why it is not so; "" where it is."""
-    length = next(iter(compared.values())).training_length
-    beyond = [name for name in sets if all(_tokens(each, name) > length for each in compared.values())]
-    inside = [name for name in sets if name not in beyond]
-    longer, trained = ({layout: each.sample(part) for layout, each in compared.items() if part} for part in (beyond, inside))
-    copying = _copying(longer.values(), trained.values(), [each.sample([name]) for each in compared.values() for name in inside])
-    return copying, "" if COPIES.holds(copying) else _nobody(beyond, longer, inside, trained)
+def _samples(scored: Mapping[str, Scored], test_sets: Sequence[str], method: str = PLAIN) -> dict[str, Sample]:
+    """Scores as means over `test_sets`; none where there are no test sets."""
+    return {name: each.sample(test_sets, method) for name, each in scored.items() if test_sets}
+
+
+def _measured(beyond: Sequence[str]) -> str:
+    return f"exact match at {beyond[0]} to {beyond[-1]} sequences, beyond L, %"
 
 
 def _tokens(scored: Scored, test_set: str) -> int:
@@ -286,22 +286,6 @@ def _task(scored: Scored) -> Copying:
     task = configured_task(scored.configuration)
     assert isinstance(task, Copying), scored.name
     return task
-
-
-def _copying(longer: Iterable[Sample], trained: Iterable[Sample], single: Iterable[Sample]) -> dict[str, float]:
-    """What is asked for before anything is compared; a test without lengths beyond those trained on, or within, shows neither."""
-    return {
-        BEST: max((sample.mean for sample in longer), default=0.0),
-        WORST: min((sample.mean for sample in trained), default=0.0),
-        EACH: min((sample.mean for sample in single), default=0.0),
-    }
-
-
-def _nobody(beyond: Sequence[str], longer: Mapping[str, Sample], inside: Sequence[str], trained: Mapping[str, Sample]) -> str:
-    return (
-        f"nobody copies {', '.join(beyond) or 'more'} sequences, or one that is judged did not learn to copy "
-        f"{', '.join(inside) or 'fewer'}; {_means(longer)}; {_means(trained)}"
-    )
 
 
 def _means(samples: Mapping[str, Sample]) -> str:

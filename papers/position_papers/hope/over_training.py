@@ -10,9 +10,10 @@ fall = mean of the first third of the steps - mean of the last third, of the act
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -27,6 +28,7 @@ from position_papers.kit.cache import Cache
 from position_papers.kit.claims import Claim, Verdict, verdict
 from position_papers.kit.differences import Difference
 from position_papers.kit.experiment import Drawing, Experiment
+from position_papers.kit.paper_directory import plain
 from position_papers.kit.rules import All, AtLeast, AtMost, Significant, Where
 from position_papers.kit.subjects import Subject
 from position_papers.training.trained import trained_configuration
@@ -73,13 +75,6 @@ def saved_steps(directory: str | os.PathLike[str]) -> dict[int, Path]:
     return dict(sorted(checkpoints.items()))
 
 
-def over_steps(steps: dict[int, Path], measure: Callable[[object], xr.Dataset], device: str = "cpu") -> xr.Dataset:
-    """The results of `measure` on the checkpoint of every step, along the axis `step` (changes of the weights)."""
-    measured: Iterable[xr.Dataset] = [measure(load(path, device)) for path in steps.values()]
-    axis = xr.IndexVariable("step", list(steps), {"units": "steps", "long_name": "training step"})
-    return xr.concat(measured, dim=axis, data_vars="all", coords="minimal", compat="override", join="exact")
-
-
 def measure_steps(directory: str | os.PathLike[str], length: int, sampling: Sampling) -> xr.Dataset:
     """`vaf` [step, repeat, component] on random sequences of `length` tokens at every saved step, and the bands.
 
@@ -89,12 +84,15 @@ def measure_steps(directory: str | os.PathLike[str], length: int, sampling: Samp
     if not saved:
         raise InputError(f"{directory} kept no steps of its training; train with --checkpoint-every")
 
-    def of_step(bridge: object) -> xr.Dataset:
+    def of_step(checkpoint: Path) -> xr.Dataset:
+        bridge = load(checkpoint, sampling.device)
         data = replicates.of_model(bridge, length, length, sampling.step_sequences, sampling)
         shares = mean_curve_vaf(data["component_by_distance"])
         return bands(data).assign(vaf=shares.transpose("repeat", "component"))
 
-    steps = over_steps(saved, of_step, sampling.device)
+    axis = xr.IndexVariable("step", list(saved), {"units": "steps", "long_name": "training step"})
+    alike: Any = {"data_vars": "all", "coords": "minimal", "compat": "override", "join": "exact"}
+    steps = xr.concat(list(map(of_step, saved.values())), dim=axis, **alike)
     vaf = described(steps["vaf"], _VAF, "%").assign_attrs(sequences=sampling.step_sequences)
     return steps.isel(step=0, drop=True).assign(vaf=vaf)
 
@@ -109,12 +107,11 @@ def write_steps(directory: str | os.PathLike[str], sampling: Sampling) -> Path:
         layouts = ", ".join(sorted(set(checkpoint.layout)))
         raise InputError(f"{directory} does not have RoPE in every layer; its layers are {layouts}")
     data = measure_steps(directory, training_length(checkpoint.config), sampling)
-    integers = {name: array.astype("int8") for name, array in data.items() if array.dtype == bool}
     unused = ("sequences", "repeated_sequences", "controls", "length")
     options = {field.name: getattr(sampling, field.name) for field in fields(sampling) if field.name not in unused}
     attributes = {"made_with": "repo-interp train steps", **options}
     file = Path(directory) / FILE
-    write_netcdf(data.drop_attrs(deep=False).assign(integers).assign_attrs(attributes), file)
+    write_netcdf(plain(data.drop_attrs(deep=False)).assign_attrs(attributes), file)
     return file
 
 
@@ -136,28 +133,10 @@ def read_steps(directory: str | os.PathLike[str]) -> xr.Dataset | None:
 # ---- the claim ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Fall:
-    """How a number went over training."""
-
-    correlation: float
-    """Spearman's, with the step."""
-    change: float
-    """Mean of the last third of steps minus mean of the first third."""
-    standard_error: float
-    replicates: int
-
-    @property
-    def values(self) -> dict[str, float | Difference]:
-        """What the rule asks for."""
-        return {
-            CORRELATION: self.correlation,
-            FALL: Difference(-self.change, self.standard_error, "replicates", self.replicates - 1),
-        }
-
-
-def fall(values: Float[np.ndarray, "step repeat"]) -> Fall:
-    """The course of a number over steps, measured in several replicates at each. Raises ValueError for fewer than four steps."""
+def fall(values: Float[np.ndarray, "step repeat"]) -> dict[str, Any]:
+    """What the rule asks for, of a number that was measured in several replicates at every step: Spearman's correlation with the step, and
+    the mean of the first third of the steps minus that of the last. Raises ValueError for fewer than four steps.
+    """
     steps, repeats = values.shape
     if steps < FEWEST:
         raise ValueError(f"a course over training needs at least {FEWEST} steps, not {steps}")
@@ -165,7 +144,7 @@ def fall(values: Float[np.ndarray, "step repeat"]) -> Fall:
     changes = values[-third:].mean(0) - values[:third].mean(0)
     error = float(changes.std(ddof=1) / np.sqrt(repeats)) if repeats > 1 else np.inf
     correlation = float(spearmanr(np.arange(steps), values.mean(1))[0])  # pyright: ignore[reportArgumentType]
-    return Fall(correlation, float(changes.mean()), error, repeats)
+    return {CORRELATION: correlation, FALL: Difference(-float(changes.mean()), error, "replicates", repeats - 1)}
 
 
 def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.Dataset | None:
@@ -190,14 +169,14 @@ def judge(data: xr.Dataset) -> Iterable[Verdict]:
     name, vaf = data.attrs["checkpoint"], data["vaf"].transpose("step", "repeat", "component")
     measured = "change of the activated components' VAF from the first to the last third of steps, percentage points"
     course = fall(vaf.values[..., data["activated"].values.astype(bool)].mean(-1))
-    first, *_, last = vaf["step"].values
+    change, (first, *_, last) = -course[FALL].margin, vaf["step"].values
     note = (
-        f"change {course.change:.3g} percentage points, rank correlation with the step {course.correlation:.2f} over "
+        f"change {change:.3g} percentage points, rank correlation with the step {course[CORRELATION]:.2f} over "
         f"{vaf.sizes['step']} steps, {first} to {last}"
     )
     short = "" if last >= ENOUGH else f"trained for {last:,} steps; the paper's for 50,000, wanted at least {ENOUGH:,}"
-    numbers = (course.change, course.standard_error, f"{OVER_REPLICATES}, standard error", int(vaf.attrs["sequences"]))
-    values = {STEPS: float(last), **course.values}
+    numbers = (change, course[FALL].standard_error, f"{OVER_REPLICATES}, standard error", int(vaf.attrs["sequences"]))
+    values = {STEPS: float(last), **course}
     why = capped(data) or (short and (short, note))
     yield verdict(H3, name, measured, values, *numbers, note=note, unmeasurable=why)
 

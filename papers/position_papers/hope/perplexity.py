@@ -23,18 +23,10 @@ from position_papers.hope.extended_scores import (
 )
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
+from position_papers.kit.differences import MATERIAL, between, in_words, numbers_of
 from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
-from position_papers.kit.perplexities import (
-    continued_caption,
-    differences,
-    differences_caption,
-    errors_caption,
-    on_the_same_windows,
-    perplexity_table,
-    shortest_and_longest,
-)
+from position_papers.kit.perplexities import compared, on_the_same_windows, perplexity_table, shortest_and_longest
 from position_papers.kit.rules import Above
-from position_papers.kit.samples import MATERIAL, between, in_words, numbers_of
 from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, first_of, missing, note, of_tasks
 from position_papers.kit.subjects import Subject
 from repo_interp.plots.marks.perplexity import perplexity_panels
@@ -80,8 +72,7 @@ def judge(scored: Sequence[Scored]) -> Iterable[Verdict]:
         hope.name,
         f"perplexity at {long} tokens",
         {LOG_PERPLEXITY: {RIVALS[ROPE]: below}},
-        ours,
-        **numbers_of(mine, ours),
+        **{**numbers_of(mine, ours), "ours": ours},
         control=", ".join(f"{name} {np.exp(sample.mean):.4g}" for name, sample in samples.items() if name != hope.name),
         note=note(
             [hope, rope],
@@ -96,18 +87,14 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
     """Fig. 5: perplexity by length."""
     length, windows = scored[0].training_length, scored[0].sample(scored[0].test_sets[:1]).count
     rows = with_methods(scored)
-    table = side_by_side(rows, perplexity_table).assign_attrs(axis="tokens", training_length=length)
-    rope = first_of(scored, ROPE)
-    below = ""
-    if rope is not None:
-        table, below = table.assign(differences(rows, rope, RIVALS[ROPE], table)), f" {differences_caption(RIVALS[ROPE])}"
+    table, said = compared(rows, side_by_side(rows, perplexity_table), first_of(scored, ROPE), RIVALS[ROPE])
     extended = [label(each, method, scored) for each, method in rows if each.layout in (ROPE, HOPE)]
     panels = {f"trained at {length} tokens": table.sel(checkpoint=[label(each, PLAIN, scored) for each in scored])}
     if any(method != PLAIN for _, method in rows):
         panels[f"with PI and YaRN beyond {length} tokens"] = table.sel(checkpoint=extended)
     caption = (
         f"Perplexity by length of the context (HoPE fig. 5), {windows} windows of held-out text of each length. Dotted: the training "
-        f"length, {length} tokens. PI and YaRN by the factor n / L beyond it. {errors_caption(table)}{continued_caption(scored)}{below}"
+        f"length, {length} tokens. PI and YaRN by the factor n / L beyond it. {said}"
     )
     yield Drawing("perplexity_by_length", perplexity_panels(panels), caption, table)
 

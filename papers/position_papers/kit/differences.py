@@ -1,20 +1,27 @@
-"""The difference of two quantities with its standard error: over seeds where one has several, else over prompts.
+"""Scores as samples - over training seeds, or over prompts - and the difference of two with its standard error, taken in this order:
 
     equal seeds         paired: s = sd(x1 - x2) / sqrt(n), n - 1 degrees of freedom; a seed is a block of data order and first weights
     other seeds         Welch: s^2 = s1^2 / n1 + s2^2 / n2, with Welch and Satterthwaite's degrees of freedom
     beside a single run Student: s^2 = s1^2 (1 / n1 + 1), n1 - 1 degrees of freedom; the single run's spread is taken to be s1
-    prompt by prompt    paired: s = sd(x1 - x2) / sqrt(n), n - 1 degrees of freedom
-    shares of prompts   Newcombe (1998, method 10): both shares' Wilson limits, so that 0 % and 100 % have an error too
+    prompt by prompt    paired: s = sd(x1 - x2) / sqrt(n), n - 1 degrees of freedom, where both answered the same prompts
+    shares of prompts   Newcombe (1998, method 10): both shares' Wilson limits, so that 0 % and 100 % have an error too; where only shares
+                        of n prompts are known, or no prompt tells them apart from 0 % and 100 %
+    otherwise there is no error, and nothing can be said
+
     significant         margin > t s,   t the quantile of Student's distribution at the level of `SIGNIFICANT` normal standard errors
     several rows        Holm (1979): of n p-values of one claim, the k-th smallest counts n - k + 1 times
+    rise                score at the longest length - score at the training length; prompts of the two lengths differ, so their errors add
 
-The level stays the same where samples are few: 2 standard errors of a normal sample are 2.4 at 10 degrees of freedom and 4.5 at 2.
-Knows nothing about what is compared.
+The level stays the same where samples are few: 2 standard errors of a normal sample are 2.4 at 10 degrees of freedom and 4.5 at 2. A lower
+log perplexity is lower by more than `MATERIAL`, too, since windows are many, and what another training seed would change is not among
+their errors. Knows arrays only; nothing about claims, checkpoints or figures.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -22,12 +29,14 @@ from scipy import optimize, stats
 
 SIGNIFICANT = 2.0
 """Standard errors of a normal sample that a difference has to be above; fewer degrees of freedom ask for more, at the same level."""
-
-
 MOST_SEEDS = 1000
 """Where more would be needed, no number of seeds is named."""
 RAREST = 38.0
 """Standard errors beyond which a probability is 0 in floating point."""
+MATERIAL = 0.005
+"""Nats per token: half a per cent of perplexity. CoPE's is 1.5 % below that of relative positions in its paper."""
+NOTHING = "nothing to take an error over"
+OPPOSITE = {"above": "below", "below": "above", "less than": "more than"}
 
 
 @dataclass(frozen=True)
@@ -172,3 +181,128 @@ def holm(p_values: Float[np.ndarray, " row"]) -> Float[np.ndarray, " row"]:
     adjusted = np.empty(len(order))
     adjusted[order] = np.maximum.accumulate(scaled)
     return adjusted
+
+
+# ---- samples --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Scores of one checkpoint, as means over the test sets that are compared."""
+
+    seeds: Float[np.ndarray, " seed"]
+    prompts: Float[np.ndarray, " prompt"]
+    """Of the run with weights; empty where only means are recorded."""
+    recorded: int
+    """Prompts behind a recorded mean, in all test sets together."""
+    share: bool
+    """Whether a score is a share, between 0 and 1."""
+    numbers: tuple[int, ...] = ()
+    """The training seed of each of `seeds`; empty where they are not known."""
+
+    @property
+    def mean(self) -> float:
+        """Mean over seeds."""
+        return float(self.seeds.mean())
+
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation over seeds; where there is one seed, standard error over prompts; None where neither is known.
+
+        Of a share of which only the mean is known, and of one that is 0 or 1: half of Wilson's interval, which is never 0.
+        """
+        if len(self.seeds) > 1:
+            return float(self.seeds.std(ddof=1))
+        if self._as_share:
+            low, high = wilson(self.mean, self.count)
+            return (high - low) / 2
+        return float(self.prompts.std(ddof=1) / np.sqrt(len(self.prompts))) if len(self.prompts) > 1 else None
+
+    @property
+    def over(self) -> str:
+        """What `spread` is taken over, in words."""
+        if len(self.seeds) > 1:
+            return f"{len(self.seeds)} seeds"
+        if self._as_share:
+            return "prompts (half of Wilson's interval)"
+        return "prompts (standard error)" if len(self.prompts) > 1 else ""
+
+    @property
+    def count(self) -> int:
+        """Prompts behind a mean."""
+        return self.recorded or len(self.prompts)
+
+    @property
+    def _as_share(self) -> bool:
+        """Whether all that is known of its error follows from its being a share of prompts."""
+        return self.share and self.count > 0 and (len(self.prompts) < 2 or bool(np.ptp(self.prompts) == 0))
+
+
+def between(first: Sample, second: Sample) -> Difference:
+    """The scores of `first` minus those of `second`; see the module."""
+    if max(len(first.seeds), len(second.seeds)) > 1:
+        over_seeds = _over_seeds(first, second)
+        if over_seeds.standard_error > 0 or min(len(first.seeds), len(second.seeds)) > 1:
+            return over_seeds
+    shares = first.share and second.share and min(first.count, second.count) > 0
+    if len(first.prompts) == len(second.prompts) > 1:
+        paired = paired_difference(first.prompts, second.prompts)
+        if paired.standard_error > 0 or not shares:
+            return paired
+    if shares:
+        return share_difference(first.mean, second.mean, (first.count, second.count))
+    return Difference(first.mean - second.mean, np.inf, NOTHING)
+
+
+def _over_seeds(first: Sample, second: Sample) -> Difference:
+    if len(first.numbers) < 2 or set(first.numbers) != set(second.numbers):
+        return seed_difference(first.seeds, second.seeds)
+    return paired_seeds(*(each.seeds[np.argsort(each.numbers)] for each in (first, second)))
+
+
+def rise(short: Sample, long: Sample) -> Sample:
+    """The rise of every training seed."""
+    return Sample(long.seeds - short.seeds, np.empty(0), long.recorded, False, long.numbers)
+
+
+def between_rises(first: tuple[Sample, Sample], second: tuple[Sample, Sample]) -> Difference:
+    """The rise of `first` from its short to its long prompts, minus that of `second`; each is (short, long)."""
+    rises = [rise(*each) for each in (first, second)]
+    if max(len(each.seeds) for each in rises) > 1:
+        return _over_seeds(*rises)
+    margin = (first[1].mean - first[0].mean) - (second[1].mean - second[0].mean)
+    parts = [between(first[1], second[1]), between(first[0], second[0])]
+    error = float(np.sqrt(sum(part.standard_error**2 for part in parts)))
+    return Difference(margin, error, parts[0].over, min(part.degrees for part in parts))
+
+
+def numbers_of(sample: Sample, scale: float = 1.0) -> dict[str, Any]:
+    """Arguments of `verdict` that `sample` decides: mean and spread (times `scale`), what it is over, prompts and training seeds."""
+    spread = None if sample.spread is None else scale * sample.spread
+    known = {"spread": spread, "spread_over": sample.over, "n": sample.count, "seeds": len(sample.seeds)}
+    return {"ours": scale * sample.mean, **known}
+
+
+def mean_of(values: Float[np.ndarray, " value"], over: str, n: int = 0) -> dict[str, Any]:
+    """Arguments of `verdict` that values decide which are independent: their mean, NaN of none, and their standard deviation, None of a
+    single one; `over` says what of. `n`: the sequences behind them, where these are not as many.
+    """
+    ours, spread = (
+        (float(np.mean(values)) if len(values) else np.nan),
+        (float(np.std(values, ddof=1)) if len(values) > 1 else None),
+    )
+    return {"ours": ours, "spread": spread, "spread_over": over, "n": n or len(values)}
+
+
+def in_words(differences: Mapping[str, Difference], word: str, unit: str, scale: float = 1.0) -> str:
+    """Margins with their errors: "3.1 points below rope (standard error 0.4 over 3 paired seeds)"; the opposite of `word` where one is
+    negative.
+    """
+
+    def error(of: Difference) -> str:
+        return f"standard error {scale * of.standard_error:.2g} over {of.over}" if of.standard_error < np.inf else of.over
+
+    return "; ".join(
+        f"{scale * abs(each.margin):.3g}{unit} {word if each.margin >= 0 else OPPOSITE[word]} {name} ({error(each)})"
+        for name, each in differences.items()
+    )

@@ -24,9 +24,9 @@ import xarray as xr
 from position_papers.kit.experiment import Paper, Result
 from position_papers.kit.outcomes import records, verdict_table
 from position_papers.kit.pages import rendered
-from position_papers.kit.recorded_scores import training_rows
 from position_papers.kit.scale import scale_beside
 from position_papers.kit.subjects import stem
+from position_papers.training.trained import recorded_scores, trained_configuration
 from repo_interp.errors import InputError
 from repo_interp.files import replaced
 from repo_interp.plots.style import save_figure
@@ -104,6 +104,25 @@ def write_paper(
         for name, text in ((PAGE, facts), ("README.md", page)):
             (unfinished / name).write_text(text, encoding="utf-8", newline="\n")
     return sorted(directory.iterdir())
+
+
+def training_rows(paths: Mapping[str, str]) -> list[dict[str, str]]:
+    """How each of the checkpoints at `paths`, by name, was trained, and the loss that it ended with: mean and standard deviation over its
+    seeds, in nats per target; by heading. Those that say nothing of their training are left out.
+    """
+    rows = []
+    for name, path in paths.items():
+        known = trained_configuration(path) is not None
+        runs = [run for run in recorded_scores(path) if np.isfinite(run.loss)] if known else []
+        if runs:
+            losses, configuration = [run.loss for run in runs], runs[0].configuration
+            spread = f" ± {np.std(losses, ddof=1):.2g}" if len(losses) > 1 else ""
+            row = {"checkpoint": name, "task": configuration.task}
+            row["scheme"] = configuration.scheme + (", continued" if configuration.continue_from else "")
+            row["steps x batch"] = f"{configuration.steps:,} x {configuration.batch * configuration.accumulation}"
+            row["seeds"] = ", ".join(str(run.seed) for run in runs)
+            rows.append({**row, "final loss": f"{np.mean(losses):.3g}{spread}"})
+    return rows
 
 
 def plain(data: xr.Dataset) -> xr.Dataset:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from position_papers.kit.samples import between
+from position_papers.kit.differences import between
 from position_papers.kit.scores import PLAIN, Scored, in_layers, score_table
 from repo_interp.measures.labels import described
 
@@ -53,28 +53,26 @@ def differences(rows: Sequence[tuple[Scored, str]], reference: Scored, name: str
     }
 
 
-def differences_caption(name: str) -> str:
-    """What a caption says of the differences from the checkpoint called `name`."""
-    return (
-        f"Below: log perplexity above that of {name}, with two standard errors - over training seeds where one of the two has several, "
-        "else over the windows that both have."
-    )
-
-
-def continued_caption(scored: Sequence[Scored]) -> str:
-    """What a caption says of checkpoints that went on from a trained one; "" where none did."""
-    names = [each.name for each in scored if each.configuration.continue_from]
-    return f" More training than the others, on from a trained RoPE model: {', '.join(names)}." if names else ""
-
-
-def errors_caption(table: xr.Dataset) -> str:
-    """What a caption says of the training seeds and windows behind a table of perplexities."""
+def compared(
+    rows: Sequence[tuple[Scored, str]], table: xr.Dataset, reference: Scored | None, name: str
+) -> tuple[xr.Dataset, str]:
+    """`table` of the perplexities of `rows` with `differences` from `reference`, called `name`, where there is one; and what a caption
+    says of it: seeds and windows, checkpoints that went on from a trained one, and the differences.
+    """
     errors = (table["standard_error"] / table["score"].mean("seed")).values
-    known = errors[np.isfinite(errors)]
-    count = table.sizes["seed"]
-    seeds = "One training seed." if count == 1 else f"Mean over up to {count} training seeds; small dots: each."
-    windows = f" Standard error over windows: up to {100 * known.max():.2g} %" if known.size else ""
-    return seeds + (f"{windows}; all have the same, and are compared on each." if windows else "")
+    known, count = errors[np.isfinite(errors)], table.sizes["seed"]
+    caption = "One training seed." if count == 1 else f"Mean over up to {count} training seeds; small dots: each."
+    if known.size:
+        caption += f" Standard error over windows: up to {100 * known.max():.2g} %; all have the same, and are compared on each."
+    if continued := dict.fromkeys(each.name for each, _ in rows if each.configuration.continue_from):
+        caption += f" More training than the others, on from a trained RoPE model: {', '.join(continued)}."
+    if reference is not None:
+        table = table.assign(differences(rows, reference, name, table))
+        caption += (
+            f" Below: log perplexity above that of {name}, with two standard errors - over training seeds where one of the two has "
+            "several, else over the windows that both have."
+        )
+    return table.assign_attrs(axis="tokens", training_length=rows[0][0].training_length), caption
 
 
 def shortest_and_longest(scored: Scored) -> tuple[str, str]:

@@ -10,6 +10,7 @@ Knows nothing about claims and figures.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,8 +21,7 @@ from scipy import stats
 from transformers import PreTrainedModel
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.recorded_scores import unequal_budgets
-from position_papers.kit.samples import Sample
+from position_papers.kit.differences import Sample
 from position_papers.kit.subjects import Subject, records_of, seeds_of, texts_of
 from position_papers.training.configuration import TrainingConfiguration
 from position_papers.training.trained import Recorded, configured_task, on_texts_of_seed_0, recorded_scores
@@ -35,6 +35,11 @@ from repo_interp.positions.layouts import format_layout, parse_layout
 from repo_interp.values import Count, Seed
 
 PLAIN = "plain"
+BUDGET = (
+    *("task", "task_size", "task_options", "continue_from", "layers", "width", "heads"),
+    *("steps", "batch", "accumulation", "learning_rate", "warm_up", "curriculum"),
+)
+"""What has to be equal for schemes to be compared; of `continue_from`, whether there is one."""
 SHARES = ("exact match", "accuracy of reads", "share of the values found")
 """Metrics between 0 and 1."""
 
@@ -265,6 +270,25 @@ def note(compared: Sequence[Scored], *texts: str) -> tuple[str, ...]:
     """`texts`, with what differs in the budgets of the checkpoints that are compared. Their final losses are a table of the page."""
     budgets = unequal_budgets({scored.name: scored.configuration for scored in compared})
     return tuple(text for text in (*texts, budgets) if text)
+
+
+def unequal_budgets(configurations: Mapping[str, TrainingConfiguration]) -> str:
+    """What differs in the budgets of checkpoints by name, as "budgets differ: steps 1500 (rope), 500 (repo)"; "" where nothing does."""
+    parts = []
+    for part in BUDGET:
+        values: dict[str, list[str]] = {}
+        for name, configuration in configurations.items():
+            values.setdefault(_shown(part, configuration), []).append(name)
+        if len(values) > 1:
+            parts.append(f"{part} " + ", ".join(f"{value} ({', '.join(names)})" for value, names in values.items()))
+    return f"budgets differ: {'; '.join(parts)}" if parts else ""
+
+
+def _shown(part: str, configuration: TrainingConfiguration) -> str:
+    value = getattr(configuration, part)
+    if part == "continue_from":
+        return "a checkpoint" if value else "nothing"
+    return json.dumps(dict(sorted(value.items()))) if isinstance(value, Mapping) else str(value)
 
 
 def missing(wanted: Iterable[str], task: str) -> str:

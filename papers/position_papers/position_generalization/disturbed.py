@@ -52,18 +52,22 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list
     """Of the first of `subjects` the group `perturbation`, over shares and distances of every kind; of each of them, it and its RoPE twin,
     the group `judged`, at the judged points. The undisturbed pass is made once, for all of them.
     """
-    grid = {"gammas": str(options.gammas), "l_maxes": str(options.l_maxes)}
+    prompts = [digest(prompts_of(own, options)) for own in subjects]
     plain = [
-        subject.measured(cache, measure_undisturbed, options, prompts=digest(prompts_of(subject, options)))
-        for subject in subjects
+        own.measured(cache, measure_undisturbed, options, prompts=known) for own, known in zip(subjects, prompts, strict=True)
     ]
-    kinds = [_kept(subjects[0], options, cache, plain[0], measure_kind, kind, **grid) for kind in PAPER_KINDS]
-    groups = [{"judged": _judged(*own, options, cache)} for own in zip(subjects, plain, strict=True)]
-    groups[0]["perturbation"] = _joined(kinds)
-    groups[0] |= {
-        group: _judged_at(subjects[0], plain[0], options, cache, *OF_TEXT[group])
-        for group in groups_of_text(subjects[0], options)
-    }
+
+    def disturbed(place: int, function: Callable[..., xr.Dataset], kind: str, *point: float, **depends: Any) -> xr.Dataset:
+        depends |= {"kind": kind, "prompts": prompts[place]}
+        return subjects[place].measured(cache, function, options, plain[place], kind, *point, **depends)
+
+    def judged_at(place: int, kind: str, point: tuple[float, int]) -> xr.Dataset:
+        return disturbed(place, measure_judged, kind, *point, draws=options.draws, point=str(point))
+
+    grid = {"gammas": str(options.gammas), "l_maxes": str(options.l_maxes)}
+    groups = [{"judged": _joined([judged_at(place, *each) for each in POINTS.items()])} for place in range(len(subjects))]
+    groups[0]["perturbation"] = _joined([disturbed(0, measure_kind, kind, **grid) for kind in PAPER_KINDS])
+    groups[0] |= {group: judged_at(0, *OF_TEXT[group]) for group in groups_of_text(subjects[0], options)}
     runs = [xr.DataTree.from_dict(datasets) for datasets in groups]
     return [Measured(subject, length_of(subject, options), run) for subject, run in zip(subjects, runs, strict=True)]
 
@@ -123,34 +127,7 @@ def measure_judged(subject: Subject, options: Options, plain: xr.Dataset, kind: 
     )
 
 
-def _judged(subject: Subject, plain: xr.Dataset, options: Options, cache: Cache) -> xr.Dataset:
-    """The group `judged`: every kind of disturbance at its judged point."""
-    return _joined([_judged_at(subject, plain, options, cache, kind, point) for kind, point in POINTS.items()])
-
-
-def _judged_at(
-    subject: Subject, plain: xr.Dataset, options: Options, cache: Cache, kind: str, point: tuple[float, int]
-) -> xr.Dataset:
-    """One kind of disturbance at one point, from the cache where it was measured before."""
-    return _kept(subject, options, cache, plain, measure_judged, kind, *point, draws=options.draws, point=str(point))
-
-
 def _joined(kinds: Sequence[xr.Dataset]) -> xr.Dataset:
     """Groups of one kind each as one, in the order of the paper."""
     joined = xr.concat(kinds, dim="kind", data_vars="minimal", **_TOGETHER)
     return joined.assign_coords(kind=list(PAPER_KINDS))  # joining cuts names to the length of the first
-
-
-def _kept(
-    subject: Subject,
-    options: Options,
-    cache: Cache,
-    plain: xr.Dataset,
-    function: Callable[..., xr.Dataset],
-    kind: str,
-    *point: float,
-    **depends: Any,
-) -> xr.Dataset:
-    """What `function` measures with one kind of disturbance, from the cache where it was measured before."""
-    prompts = digest(prompts_of(subject, options))
-    return subject.measured(cache, function, options, plain, kind, *point, kind=kind, prompts=prompts, **depends)

@@ -11,24 +11,21 @@ majority of the variance"; the weakest reading of it is half, r = sqrt(0.5).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import xarray as xr
 
-from position_papers.kit.cache import Cache
 from position_papers.kit.claims import Claim, Verdict, verdict
-from position_papers.kit.differences import paired_difference
+from position_papers.kit.differences import mean_of, paired_difference
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Observed, Significant, beside_null
-from position_papers.kit.subjects import Subject
 from position_papers.position_generalization.measured import (
     MODEL,
     SOURCE,
     TEXT_MODELS,
     Measured,
-    Options,
     fits,
     is_language_model,
 )
@@ -87,12 +84,6 @@ P3 = Claim(
 )
 
 
-def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Measured:
-    """Both fits, their maps, and which heads rotate."""
-    (subject,) = subjects
-    return fits(subject, options, cache)
-
-
 def judge(measured: Measured) -> Iterator[Verdict]:
     """The verdicts on P1 and P3, and on P2 where some layer rotates."""
     yield from _three_axes(measured)
@@ -110,12 +101,9 @@ def _three_axes(measured: Measured) -> Iterator[Verdict]:
         measured.name,
         "mean r of the three-axis fit",
         {THREE_AXIS_R: r},
-        r,
-        float(by_prompt.std(ddof=1)),
-        "sequences",
-        len(by_prompt),
-        f"random weights {random.mean():.3g}",
-        f"distances shuffled {_mean(three['r_shuffled']):.3g}; R² on held-out rows {_mean(three['r2_held_out']):.3g}; heads "
+        **mean_of(by_prompt, "sequences"),
+        control=f"random weights {random.mean():.3g}",
+        note=f"distances shuffled {_mean(three['r_shuffled']):.3g}; R² on held-out rows {_mean(three['r2_held_out']):.3g}; heads "
         f"{of_heads(three['r'])}",
     )
     yield judged
@@ -133,12 +121,9 @@ def _random_weights(measured: Measured) -> Verdict:
         measured.name,
         "mean r of the three-axis fit with random weights",
         {RANDOM_R: random.mean(), "this r": random.mean(), TRAINED_R: r},
-        float(random.mean()),
-        float(random.std(ddof=1)) if len(random) > 1 else None,
-        "draws of weights",
-        measured.of_twins("three_axis")[0].sizes["prompt"],
-        f"trained {r:.3g}",
-        f"by chance about {np.sqrt(6 / measured.length):.2g} at {measured.length} tokens",
+        **mean_of(random, "draws of weights", measured.of_twins("three_axis")[0].sizes["prompt"]),
+        control=f"trained {r:.3g}",
+        note=f"by chance about {np.sqrt(6 / measured.length):.2g} at {measured.length} tokens",
     )
 
 
@@ -244,7 +229,7 @@ FITS = Experiment(
         otherwise_of=dict.fromkeys((P2.label, P2_NULL.label), "needs a language model that rotates, such as language/rope"),
         why_not=why_not,
     ),
-    measure,
+    lambda subjects, options, cache: fits(subjects[0], options, cache),
     judge,
     draw,
     MODEL,

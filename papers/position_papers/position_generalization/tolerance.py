@@ -17,7 +17,7 @@ import numpy as np
 import xarray as xr
 
 from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
-from position_papers.kit.differences import paired_difference
+from position_papers.kit.differences import mean_of, paired_difference
 from position_papers.kit.experiment import Drawing, Experiment, Needs
 from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import Above, AtMost
@@ -127,11 +127,8 @@ def _text(measured: Measured) -> Iterator[Verdict]:
             measured.name,
             f"{quantity.removeprefix('the ')}, per cent",
             {quantity: np.round(rises.mean(), _ROUNDING)},
-            float(rises.mean()),
-            float(rises.std(ddof=1)),
-            "draws",
-            int(judged.attrs["prompts"]),
-            control,
+            **mean_of(rises, "draws", int(judged.attrs["prompts"])),
+            control=control,
             note=f"log perplexity {plain:.3f}, which rises by {100 * in_nats.mean() / plain:.2g} %; the perplexity of targets that no move "
             f"touched rises by {100 * float(np.expm1(untouched).mean()):.2g} %",
         )

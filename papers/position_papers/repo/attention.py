@@ -17,11 +17,10 @@ import xarray as xr
 
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import Claim, Verdict, verdict
-from position_papers.kit.differences import Difference, paired_seeds
+from position_papers.kit.differences import Difference, in_words, mean_of, paired_seeds
 from position_papers.kit.experiment import Drawing, Experiment, Needs, asked_the_same
 from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import Above, All, Where
-from position_papers.kit.samples import in_words
 from position_papers.kit.scores import PLAIN
 from position_papers.kit.subjects import Subject, seeds_of
 from position_papers.repo.checkpoints import (
@@ -193,17 +192,14 @@ def _beside(
         checkpoint,
         "needle mass per token, 0.01",
         {**values, NOPE: attributes["found_by_nope"]},
-        float(own.mean()),
-        float(own.std("seed", ddof=1)) if own.size > 1 else None,
-        f"{own.size} seeds",
-        mass.sizes["prompt"],
-        ", ".join(f"{layout} {float(of(name, 'needle').mean()):.3f}" for name, layout in layouts.items()),
-        (
+        **mean_of(own.values, f"{own.size} seeds", mass.sizes["prompt"]),
+        control=", ".join(f"{layout} {float(of(name, 'needle').mean()):.3f}" for name, layout in layouts.items()),
+        note=(
             f"needle {in_words(values[NEEDLE], 'above', '')}; query {float(of(checkpoint, 'query').mean()):.3f} ({query}), "
             f"{in_words(values[QUERY], 'below', '')}; seeds {', '.join(map(str, own['seed'].values))}",
             alone,
         ),
-        attributes["why_not"],
+        unmeasurable=attributes["why_not"],
         seeds=own.size,
     )
 
@@ -217,12 +213,9 @@ def _evenness(mass: xr.DataArray, rivals: Mapping[str, str]) -> Verdict:
         rivals["NoPE"],
         f"{EVENNESS}, 0.01",
         {EVENNESS: {"RoPE": paired_seeds(rope.values, nope.values)}},
-        float(nope.mean()),
-        float(nope.std("seed", ddof=1)) if nope.size > 1 else None,
-        f"{nope.size} seeds",
-        mass.sizes["prompt"],
-        f"RoPE {float(rope.mean()):.3g}",
-        f"RoPE {float(rope.mean()):.3g}",
+        **mean_of(nope.values, f"{nope.size} seeds", mass.sizes["prompt"]),
+        control=f"RoPE {float(rope.mean()):.3g}",
+        note=f"RoPE {float(rope.mean()):.3g}",
         seeds=nope.size,
     )
 

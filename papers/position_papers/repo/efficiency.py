@@ -9,7 +9,6 @@ The timed models are fresh: time does not depend on weights. Times differ from r
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 import xarray as xr
 from accelerate import init_empty_weights
+from torch.utils.benchmark import timer
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from position_papers.kit.cache import Cache
@@ -107,17 +107,10 @@ def _seconds(model: PreTrainedModel, prompt: list[int], options: Options) -> flo
     """Per token: the time of all steps without that of the prompt and the first token."""
     elapsed = []
     for count in (1, 1 + options.efficiency_tokens):
-        _wait(options.device)
-        start = time.perf_counter()
+        start = timer()  # which waits until an accelerator is done
         continue_greedily(model, [prompt], [count])
-        _wait(options.device)
-        elapsed.append(time.perf_counter() - start)
+        elapsed.append(timer() - start)
     return (elapsed[1] - elapsed[0]) / options.efficiency_tokens
-
-
-def _wait(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)
 
 
 def _fresh(layout: str, options: Options) -> PreTrainedModel:

@@ -16,11 +16,10 @@ import xarray as xr
 
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
-from position_papers.kit.differences import Difference, paired_seeds
+from position_papers.kit.differences import Difference, between, in_words, mean_of, numbers_of, paired_seeds
 from position_papers.kit.experiment import Drawing, Experiment, Needs, asked_the_same
 from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import Above, All, AtLeast, AtMost, Below, Where
-from position_papers.kit.samples import between, in_words, numbers_of
 from position_papers.kit.scores import PLAIN, note, sample_table
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import (
@@ -186,7 +185,6 @@ def _beside_rope(
         own.name,
         f"share of needles found at {' and '.join(map(str, lengths))} tokens{' with YaRN' if method == YARN else ''}",
         values,
-        mine.mean,
         **numbers_of(mine),
         control=f"{rope.name} {theirs.mean:.3f}",
         note=told,
@@ -210,17 +208,7 @@ def _hybrids(own: Searched, other: Searched | None, rope: Searched, nope: float,
         for length in own.lengths
     )
     reason = why_not or ("" if ROOM.holds(values) else NO_ROOM)
-    return verdict(
-        R9_HYBRIDS,
-        own.name,
-        f"share of needles found at {own.subject.training_length} tokens",
-        values,
-        mine.mean,
-        **numbers_of(mine),
-        control=f"{rope.name} {others[-1].mean:.3f}",
-        note=text,
-        unmeasurable=(reason, text) if reason else (),
-    )
+    return _beside_rope(R9_HYBRIDS, own, rope, [own.subject.training_length], PLAIN, values, text, reason)
 
 
 def _start_layers(starts: Mapping[int, Searched], nope: float, why_not: str) -> Iterator[Verdict]:
@@ -256,10 +244,7 @@ def _start_layers(starts: Mapping[int, Searched], nope: float, why_not: str) -> 
         names,
         f"change of the share of needles found at L by layer that RePo starts later, from layer {later[0]} to {later[-1]}",
         {NOPE: nope, FEWER.quantity: {"0": paired_seeds(np.zeros(len(seeds)), changes)}},
-        float(changes.mean()),
-        float(changes.std(ddof=1)) if len(seeds) > 1 else None,
-        f"{len(seeds)} seeds",
-        len(seeds),
+        **mean_of(changes, f"{len(seeds)} seeds"),
         note=text,
         unmeasurable=why_not,
         seeds=len(seeds),

@@ -203,9 +203,10 @@ def _mirror_effect(data: xr.Dataset) -> Verdict:
     by_text = data["mirror"].sel(layer=data["layer"] > 0)
     if by_text.sel(weights="trained", kind="random").notnull().all("layer").sum("prompt") < 2:
         return unmeasured(R2, data.attrs["checkpoint"], "its tokenizer does not tell the words apart")
-    means, ratios = by_text.mean("prompt"), _ratios(by_text)
+    means = by_text.mean("prompt")
+    ratios = nearness(means)
     layer = int(ratios["layer"].values[int(np.nanargmin(ratios.sel(weights="trained").values))])
-    spread = _shares(data).sel(layer=layer).values
+    spread = nearness(by_text.sel(weights="trained", layer=layer)).values
     by_layer = {
         str(name): {
             int(layer): {called: float(means.sel(weights=name, layer=layer, kind=kind)) for kind, called in QUANTITIES.items()}
@@ -231,22 +232,15 @@ def _mirror_effect(data: xr.Dataset) -> Verdict:
     )
 
 
-def _ratios(by_text: xr.DataArray) -> xr.DataArray:
-    """How far copies are from their source over how far from other words, by weights and layer, from `mirror`: means over texts."""
-    means = by_text.mean("prompt")
-    return means.sel(kind="copies") / means.sel(kind="random")
-
-
-def _shares(data: xr.Dataset) -> xr.DataArray:
-    """The same of every text, from the trained weights."""
-    of_text = data["mirror"].sel(weights="trained", drop=True)
-    return of_text.sel(kind="copies", drop=True) / of_text.sel(kind="random", drop=True)
+def nearness(mirrors: xr.DataArray) -> xr.DataArray:
+    """How far copies are from their source over how far from other words, from `mirror` of every text, or its mean over texts."""
+    return mirrors.sel(kind="copies", drop=True) / mirrors.sel(kind="random", drop=True)
 
 
 def strengths(data: xr.Dataset) -> xr.DataArray:
     """How many times nearer copies are to their source than to other words, in every layer other than 0 of the trained weights."""
-    ratios = 1 / _ratios(data["mirror"].sel(weights="trained", layer=data["layer"] > 0, drop=True))
-    return described(ratios, "strength of the mirror", "1")
+    means = data["mirror"].sel(weights="trained", layer=data["layer"] > 0, drop=True).mean("prompt")
+    return described(1 / nearness(means), "strength of the mirror", "1")
 
 
 def _lost(data: xr.Dataset) -> str:
@@ -314,9 +308,9 @@ def units(data: xr.Dataset) -> xr.Dataset:
     [layer, prompt], of these by text, are small enough to be kept for a single seed.
     """
     own = data[["mirror", "flatness", "instruction_range", "text_range", "reversed", "longer"]]
-    means = data["mirror"].sel(weights="trained", drop=True).mean("prompt")
-    copies, others, same, along = (means.sel(kind=kind, drop=True) for kind in QUANTITIES)
-    found = {"near": copies / others, "same_word": copies / same, "along": along, "share": _shares(data)}
+    by_text = data["mirror"].sel(weights="trained", drop=True)
+    copies, others, same, along = (by_text.mean("prompt").sel(kind=kind, drop=True) for kind in QUANTITIES)
+    found = {"near": copies / others, "same_word": copies / same, "along": along, "share": nearness(by_text)}
     return own.assign(found | {"flat": data["flatness"].sel(weights="trained", drop=True)})
 
 
@@ -330,7 +324,7 @@ _PARTS = ("words", "generated")
 
 def draw(data: xr.Dataset) -> Iterator[Drawing]:
     """Fig. 6: all layers, or of many those whose copies are nearest to their source against other words."""
-    ratios = _ratios(data["mirror"]).sel(weights="trained")
+    ratios = nearness(data["mirror"].sel(weights="trained").mean("prompt"))
     layers = sorted(int(layer) for layer in ratios.sortby(ratios)["layer"].values[:SHOWN_LAYERS])
     many = f" Of {len(ratios)} layers with learned positions, the {SHOWN_LAYERS} whose copies are nearest to their source."
     yield Drawing(

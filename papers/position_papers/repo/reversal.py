@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import Claim, Verdict, verdict
+from position_papers.kit.differences import between, in_words, numbers_of
 from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
 from position_papers.kit.rules import Above, AtLeast
-from position_papers.kit.samples import between, in_words, numbers_of
 from position_papers.kit.scores import Scored, ScoreOptions, note, of_tasks, score_subject, score_table
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import GPT2
@@ -96,7 +96,6 @@ def _near_perfect(checkpoint: Scored, trained: Sequence[str]) -> Verdict:
         checkpoint.name,
         f"mean exact match at {trained[0]} to {trained[-1]} words",
         {EVERY_SEED: sample.mean},
-        sample.mean,
         **numbers_of(sample),
         note=f"lowest of {len(sample.seeds)} seeds {sample.seeds.min():.3f}",
     )
@@ -113,7 +112,6 @@ def _above(checkpoint: Scored, rivals: Sequence[Scored], longer: Sequence[str]) 
         checkpoint.name,
         f"mean exact match at {longer[0]} to {longer[-1]} words",
         {EXACT_MATCH: {scheme: differences[name] for scheme, name in layouts.items()} | others},
-        own.mean,
         **numbers_of(own),
         control=", ".join(f"{name} {sample.mean:.3f} ({counted(len(sample.seeds), 'seed')})" for name, sample in samples.items()),
         note=note(

@@ -20,11 +20,10 @@ import xarray as xr
 
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import Claim, Verdict, verdict
-from position_papers.kit.differences import paired_difference
+from position_papers.kit.differences import in_words, mean_of, paired_difference
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import Above, All, BeyondNull, Observed, Significant, beside_null
-from position_papers.kit.samples import in_words
 from position_papers.kit.seeds import over_seeds
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import OLMO
@@ -187,12 +186,9 @@ def _apart(data: xr.Dataset) -> Verdict:
         data.attrs["checkpoint"],
         "share of punctuation and function words among outlying positions",
         {OUTLYING: more},
-        float(apart.mean()) if len(apart) else np.nan,
-        float(apart.std(ddof=1)) if len(apart) > 1 else None,
-        "prompts",
-        len(apart),
-        f"all tokens {every.mean():.3f}" if len(apart) else "",
-        f"negative positions in {int((data['negative'] > 0).sum())} of {data['negative'].size} heads",
+        **mean_of(apart, "prompts"),
+        control=f"all tokens {every.mean():.3f}" if len(apart) else "",
+        note=f"negative positions in {int((data['negative'] > 0).sum())} of {data['negative'].size} heads",
     )
 
 
@@ -230,12 +226,9 @@ def _aligned(data: xr.Dataset) -> Verdict:
         "share of position variance between examples, mean over learned heads",
         {rule.quantity: {SHUFFLED: above[score]} for score, rule in SCORES.items()}
         | {quantity: beside[score] for score, quantity in BESIDE_TWINS.items()},
-        float(own.mean()),
-        float(own.std(ddof=1)),
-        "prompts",
-        len(own),
-        f"shuffled edges {means['variance_between_shuffled'].mean():.3f}",
-        [
+        **mean_of(own, "prompts"),
+        control=f"shuffled edges {means['variance_between_shuffled'].mean():.3f}",
+        note=[
             f"{name}: {in_words({'shuffled edges': above[score]}, 'above', '')}; beside random weights {beside_null(beside[score])}"
             for score, name in (("variance_between", "variance"), ("boundary_f1", "boundary F1"))
         ],

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Int
 
-from position_papers.tasks.installed import installed_texts
-from position_papers.tasks.pinned import pinned_texts
+from position_papers.tasks.texts import installed_texts, pinned_texts
 from repo_interp.errors import InputError
 from repo_interp.files import regular
 from repo_interp.records import require_no_code

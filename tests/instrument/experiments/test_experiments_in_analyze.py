@@ -13,7 +13,6 @@ from families import bridge_for
 from hooks import hooks_of
 
 import repo_interp as ri
-from position_papers.zoo import zoo_path
 from repo_interp.analysis.trained_task import trained_task
 from repo_interp.cli import main
 from repo_interp.errors import InputError
@@ -22,6 +21,7 @@ from repo_interp.experiments.catalogue import experiment_named, experiment_names
 from repo_interp.experiments.prompt_sets import prompts_by_length, scoring_of
 from repo_interp.models.checkpoints import identify, load_model
 from repo_interp.models.reposition import decoder_of
+from repo_interp.shipped import zoo_path
 from repo_interp.store import Store
 from repo_interp.tasks import Prompt, Response, Task, make_task
 

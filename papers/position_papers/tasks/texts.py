@@ -1,0 +1,119 @@
+"""Documents of the corpora that have names: prose and code of what is installed, or of packages that are pinned by version and SHA-256.
+
+    installed: the standard library and every package
+        a module with an even number      its source, if the package has given less than CODE characters of code so far
+        another one                       the prose of its docstrings, less than PROSE characters per package
+        a package's own README            as its metadata has it, with its other texts (.md, .rst, .txt) but licences
+    pinned-prose    the prose of docstrings, of so many modules in a document that it has PAGES characters: one alone is short
+    pinned-code     sources of modules, one a document
+
+So no text of what is installed stands there twice as code and as prose. A module's number is a checksum of its path, and they are taken in
+that order: a package that is cut off is sampled everywhere. That text depends on what is installed, in which versions: the adapters were
+trained on it. Models that were trained on other texts are measured on the pinned ones, which are the same everywhere: the corpora share no
+package, and have none that this project needs. Paragraphs that stood in an earlier document are left out. Knows nothing about tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sysconfig
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+
+from repo_interp.tasks.essay import docstring_prose, standard_library_sources
+from repo_interp.tasks.pinned import pinned_modules
+
+CODE, PROSE = 60_000, 60_000
+"""Characters of one package; the standard library, which is what hundreds of them are, gives as much as it has."""
+_TEXTS = (".md", ".rst", ".txt")
+_LICENCE = re.compile(r"licen[cs]e|copying|notice|authors|entry_points|top_level|requires|sources|record", re.IGNORECASE)
+PAGES = 10_000
+"""Characters, or a little more, of a document of prose."""
+SHORTEST, LONGEST = 400, 200_000
+"""Characters of a document. Longer files are tables."""
+
+
+@functools.cache
+def installed_texts() -> tuple[str, ...]:
+    """The documents: the standard library's, then the packages' in the order of their names; read once per process."""
+    root, everything = Path(sysconfig.get_paths()["stdlib"]), 1 << 62
+    texts = [*_of_modules(list(standard_library_sources(root)), root, everything, everything)]
+    named = {(one.name or "").lower(): one for one in distributions()}
+    texts += [text for name in sorted(named) for text in _of_package(named[name])]
+    return tuple(without_repeats(texts))
+
+
+def _of_package(package: Distribution) -> Iterator[str]:
+    readme = (package.read_text("METADATA") or "").partition("\n\n")[2]
+    if len(readme) >= SHORTEST:
+        yield readme
+    files = [Path(str(package.locate_file(file))) for file in package.files or ()]
+    for file in sorted(files):
+        if file.suffix in _TEXTS and not _LICENCE.search(file.as_posix().rpartition("site-packages")[2]):
+            yield from _read(file)
+    modules = [file for file in files if file.suffix == ".py" and not {"tests", "test", "testing"} & set(file.parts)]
+    yield from _of_modules(modules, Path(str(package.locate_file(""))), CODE, PROSE)
+
+
+def _of_modules(modules: Sequence[Path], root: Path, code: int, prose: int) -> Iterator[str]:
+    for file in sorted(modules, key=lambda file: (_number(file, root), str(file))):
+        if code <= 0 and prose <= 0:
+            return
+        if _number(file, root) % 2 == 0:
+            for text in _read(file) if code > 0 else ():
+                code -= len(text)
+                yield text
+        elif prose > 0:
+            text = "\n\n".join(docstring_prose(file))
+            if len(text) >= SHORTEST:
+                prose -= len(text)
+                yield text
+
+
+def _number(file: Path, root: Path) -> int:
+    return zlib.crc32(file.relative_to(root).as_posix().encode()) if file.is_relative_to(root) else 0
+
+
+def _read(file: Path) -> Iterator[str]:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return  # another encoding, or gone
+    if SHORTEST <= len(text) <= LONGEST:
+        yield text
+
+
+@functools.cache
+def pinned_texts(corpus: str) -> tuple[str, ...]:
+    """The documents of one of `PINNED`; read once per process. Raises InputError where it was not fetched."""
+    modules = pinned_modules(corpus, LONGEST)
+    if corpus == "pinned-prose":
+        return tuple(_joined(without_repeats("\n\n".join(docstring_prose(module)) for module in modules)))
+    return tuple(without_repeats(module.read_text(encoding="utf-8") for module in modules))
+
+
+def without_repeats(documents: Iterable[str]) -> Iterator[str]:
+    """The documents without paragraphs, of 80 characters or more, that stood in an earlier one: licences, copied modules."""
+    seen: set[str] = set()
+    for document in documents:
+        paragraphs = re.split(r"\n\s*\n", document)
+        fresh = [paragraph for paragraph in paragraphs if len(paragraph) < 80 or paragraph.strip() not in seen]
+        seen.update(paragraph.strip() for paragraph in paragraphs if len(paragraph) >= 80)
+        text = document if len(fresh) == len(paragraphs) else "\n\n".join(fresh)
+        if len(text) >= SHORTEST:
+            yield text
+
+
+def _joined(texts: Iterable[str]) -> Iterator[str]:
+    """Texts one after the other, cut where `PAGES` characters are reached."""
+    page: list[str] = []
+    for text in texts:
+        page.append(text)
+        if sum(map(len, page)) >= PAGES:
+            yield "\n\n".join(page)
+            page = []
+    if page:
+        yield "\n\n".join(page)
