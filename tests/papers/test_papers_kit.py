@@ -373,7 +373,7 @@ def test_the_page_of_claims_can_be_read(tmp_path):
     page = (FIGURES / "README.md").read_text(encoding="utf-8")
     assert write_gallery(tmp_path, list(named(()).values())).read_text(encoding="utf-8") == page
     assert len(page.encode()) < 12_000
-    rows = {line.split("](")[0][3:]: line for line in page.partition("| claim |")[2].splitlines() if line.startswith("| [")}
+    rows = {line.split("][")[0][3:]: line for line in page.partition("| claim |")[2].splitlines() if line.startswith("| [")}
     assert list(rows) == [claim.id for each in named(()).values() for claim in each.claims if not claim.part] and len(rows) == 29
 
 
@@ -399,7 +399,7 @@ def test_a_new_claim_is_on_every_page_by_its_experiment_alone(tmp_path):
     gallery, numbers = write_gallery(tmp_path, [mine]).read_text(), (tmp_path / "claims.md").read_text()
     assert "Of 3 claims, parts counted apart and each on its primary checkpoint, 1 holds, 2 are not m" in numbers
     assert "| [X9](mine/README.md) | a new claim (nowhere) | 0.9 |" in numbers and "| X9 | none | not measurable |" in numbers
-    assert "| [X9](mine/README.md) | a new claim |" in gallery
+    assert "| [X9][X] | a new claim |" in gallery and "[X]: mine/README.md" in gallery
 
 
 def test_of_variants_of_a_model_the_first_and_the_named_one_are_drawn(tmp_path):

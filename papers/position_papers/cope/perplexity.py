@@ -59,6 +59,7 @@ C4 = Claim(
     "CoPE table 5",
     "23.46 / 23.81 / 24.87",
     _in_order(COPE, OPEN, ABSOLUTE),
+    shows_control=True,
 )
 C4_ROPE = Claim("C4", "perplexity: CoPE below RoPE", "CoPE table 5, code", "3.9 / 4.1", _in_order(COPE, ROPE), AGAINST_ROPE)
 C4_POSITIONS = Claim("C4", f"p_max = {POSITIONS} suffices", "CoPE table 8", "23.22 / 23.46", AtMost(RATIO, 1.01), part="p_max")

@@ -75,6 +75,7 @@ H7 = Claim(
     "HoPE table 3",
     "38.30 / 24.47 / 23.80",
     Where(COPIES, All(Above(AB1, ("AB2",)), NotBelow(AB2, (RIVALS[ROPE],)))),
+    shows_control=True,
 )
 H7_REMOVED = Claim(
     "H7",

@@ -174,7 +174,7 @@ def judge(data: xr.Dataset) -> Iterable[Verdict]:
         f"change {change:.3g} percentage points, rank correlation with the step {course[CORRELATION]:.2f} over "
         f"{vaf.sizes['step']} steps, {first} to {last}"
     )
-    short = "" if last >= ENOUGH else f"trained for {last:,} steps; the paper's for 50,000, wanted at least {ENOUGH:,}"
+    short = "" if last >= ENOUGH else f"trained for {last:,} steps; judged from {ENOUGH:,} on, the paper's for 50,000"
     numbers = (change, course[FALL].standard_error, f"{OVER_REPLICATES}, standard error", int(vaf.attrs["sequences"]))
     values = {STEPS: float(last), **course}
     why = capped(data) or (short and (short, note))

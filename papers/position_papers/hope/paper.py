@@ -46,4 +46,6 @@ PAPER = Paper(
     Options,
     {"sequences": 16, "controls": 1, "step_sequences": 8, "length": 512, "count": 50, "language_count": 12},
     NOT_MADE,
+    "L: training length. VAF: share of the variance of the mean logit by distance that a rotary component accounts for; components with a "
+    "frequency theta in (pi/L, 2 pi/L) are the activated ones. AB1, AB2: HoPE that replaces the activated, the low components alone.",
 )

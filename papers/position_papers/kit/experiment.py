@@ -82,6 +82,8 @@ class Paper:
     """Fields of the options for a quick look."""
     not_made: tuple[str, ...] = ()
     """What of the paper's figures and tables is not made here, each with what it needs: a line of the page each."""
+    terms: str = ""
+    """What words of its claims mean, as sentences, for the page over all papers."""
 
     @property
     def claims(self) -> tuple[Claim, ...]:

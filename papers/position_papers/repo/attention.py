@@ -57,6 +57,7 @@ R4 = Claim(
             Above(QUERY, ("RoPE", "NoPE"), relation="below", required=("RoPE",)),
         ),
     ),
+    shows_control=True,
 )
 R4_PRODUCING = Claim(
     "R4",

@@ -67,6 +67,7 @@ R9 = Claim(
     "RePo table 1",
     "91.3 against 85.9",
     Where(All(NEEDS_POSITIONS, ROOM), ABOVE),
+    shows_control=True,
 )
 R9_LONGER = Claim(
     "R9",

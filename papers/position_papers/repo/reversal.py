@@ -33,6 +33,7 @@ R1 = Claim(
     "RePo app. C, fig. 7",
     "figure",
     Above(EXACT_MATCH, RIVALS),
+    shows_control=True,
 )
 R1_TRAINED = Claim(
     "R1",

@@ -52,7 +52,14 @@ BESIDE_TWINS = {
 FOLLOWS = 0.05
 """Share of shuffles that do as well, mean over prompts, up to which a head is said to follow its segments."""
 FOLLOWING = BeyondNull("the number of heads whose variance between examples beats 95 % of the shuffles, mean over prompts,", 0.95)
-R8 = Claim("R8", "positions of some heads align with the examples of a few-shot prompt", "RePo fig. 8b", "figure", FOLLOWING)
+R8 = Claim(
+    "R8",
+    "positions of some heads align with the examples of a few-shot prompt",
+    "RePo fig. 8b",
+    "figure",
+    FOLLOWING,
+    shows_control=True,
+)
 R8_MEAN = Claim(
     "R8",
     "positions align with the examples of a few-shot prompt, mean over heads, more than with random weights",
