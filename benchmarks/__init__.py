@@ -6,3 +6,8 @@
 
 A part is a function with a name. It yields rows, in a process of its own; the rows of all parts are one table (`running`).
 """
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))  # processes that are forked, and pages in Chromium

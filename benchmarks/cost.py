@@ -15,8 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measuring import cost, process, resident
-from benchmarks.running import Frame, Part, Row, run, sections
+from benchmarks.running import Frame, Part, Row, cost, process, resident, run, sections
 
 COLUMNS = ("what", "beside", "cpu_seconds", "wall_seconds", "megabytes", "operations", "note")
 SMOLLM2, OLMO2, GEMMA3 = "smollm2-135m", "olmo-2-1b", "gemma-3-270m"
@@ -240,25 +239,19 @@ _EDIT = """(async () => {{
 
 def _in_browser(explored: Any, edited: Sequence[int]) -> Iterator[Row]:
     """Rows of the page itself; none without Chromium."""
-    import threading
     import time
 
-    from repo_interp.explorer.server import listening, server
+    from chromium import Browser, executable
+    from served import serving
 
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
-    from chromium import Browser, executable  # pyright: ignore[reportMissingImports]
-
-    program, place = executable(), listening(None)
-    if program is None:
+    if (program := executable()) is None:
         return
-    served = server(explored, "bench", place)
-    thread = threading.Thread(target=lambda: served.run(sockets=[place]), daemon=True)
-    thread.start()
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Chromium still writes
+    scratch = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)  # Chromium still writes
+    with serving(explored) as served, scratch as folder:
         browser = Browser(Path(folder), program)
         browser.size(1280, 900)
         began = time.perf_counter()
-        browser.open(f"http://127.0.0.1:{place.getsockname()[1]}/bench/")
+        browser.open(served.address)
         browser.wait("'alive' in document.getElementById('explorer').dataset")
         drawn = time.perf_counter() - began
         painted = browser.run("performance.getEntriesByName('first-contentful-paint')[0].startTime") / 1000
@@ -273,9 +266,6 @@ def _in_browser(explored: Any, edited: Sequence[int]) -> Iterator[Row]:
             spent = min(browser.run(_EDIT.format(layer=layer, value=3.25 + turn)) for turn in range(4))
             yield {"what": f"edit in layer {layer}, until it is drawn", "beside": FORWARD, "wall_seconds": spent}
         browser.close()
-    served.should_exit = served.force_exit = True
-    thread.join()
-    place.close()
 
 
 def _measures() -> list[Any]:

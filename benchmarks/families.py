@@ -17,14 +17,19 @@ from __future__ import annotations
 
 import copy
 import json
-import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 import tomllib
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import pandas
+
+from benchmarks.running import in_a_process, markdown
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -111,20 +116,18 @@ def tried(family: str) -> dict[str, str]:
     schemes = ", ".join(dict.fromkeys(each.scheme for each in layers))
     row = {"layers": f"{len(layers)}/{model.config.num_hidden_layers}", "positions": schemes}
 
-    def attempt(column: str, does: Any) -> None:
-        try:
-            row[column] = does()
-        except Exception as error:
-            row[column] = f"{type(error).__name__}: {' '.join(str(error).split())[:140]}"
+    def within(error: float, limit: float) -> str:
+        return "yes" if error <= limit else f"{error:.1e}"
+
+    def as_expected(given: torch.Tensor) -> str:
+        return within(float((given - expected).abs().max() / expected.abs().max()), 1e-5)
 
     def logits() -> str:
         with torch.no_grad():
-            error = float((model(tokens, use_cache=False).logits - expected).abs().max() / expected.abs().max())
-        return "yes" if error <= 1e-5 else f"{error:.1e}"
+            return as_expected(model(tokens, use_cache=False).logits)
 
     def attention() -> str:
-        error = max(parity_errors(model, tokens[:1]))
-        return "yes" if error <= 2e-5 else f"{error:.1e}"
+        return within(max(parity_errors(model, tokens[:1])), 2e-5)
 
     def generation() -> str:
         mask = torch.ones_like(tokens)
@@ -177,84 +180,59 @@ def tried(family: str) -> dict[str, str]:
         wrapped = ri.bridge(copy.deepcopy(model))
         with torch.no_grad():
             given, cache = wrapped.run_with_cache(tokens)
-        error = float((given - expected).abs().max() / expected.abs().max())
         missing = [name for name in HOOKS if f"blocks.{layers[0].layer_idx}.attn.{name}" not in cache]
         if missing:
             return f"without {', '.join(missing)}"
+        said = as_expected(given)
         ours = type(wrapped.adapter).__module__.startswith("repo_interp")
-        return ("yes (ours)" if ours else "yes") if error <= 1e-5 else f"{error:.1e}"
+        return "yes (ours)" if ours and said == "yes" else said
 
     def loaded() -> str:
         with tempfile.TemporaryDirectory() as directory:
             stock.save_pretrained(directory)
             again = ri.load(directory)
         with torch.no_grad():
-            error = float((again(tokens) - expected).abs().max() / expected.abs().max())
-        return "yes" if error <= 1e-5 else f"{error:.1e}"
+            return as_expected(again(tokens))
 
     for column, does in zip(COLUMNS, (logits, attention, generation, interventions, experiments, bridged, loaded), strict=True):
-        attempt(column, does)
+        try:
+            row[column] = does()
+        except Exception as error:
+            row[column] = f"{type(error).__name__}: {' '.join(str(error).split())[:140]}"
     return row
 
 
-def _child(family: str, pipe: Any) -> None:
+def _child(family: str) -> dict[str, str]:
+    """`tried`, or why the family is refused; the process ends where it hangs."""
     import warnings
 
     from repo_interp.errors import InputError
 
+    signal.alarm(SECONDS)
     warnings.filterwarnings("ignore")
     try:
-        pipe.send(tried(family))
+        return tried(family)
     except InputError as error:
-        pipe.send({"refused": " ".join(str(error).split())})
+        return {"refused": " ".join(str(error).split())}
     except Exception as error:
-        pipe.send({"refused": f"fails: {type(error).__name__}: {' '.join(str(error).split())[:200]}"})
-
-
-def in_a_process(family: str) -> dict[str, str]:
-    """`tried` in a process of its own, which may crash or hang."""
-    context = multiprocessing.get_context("fork")
-    here, there = context.Pipe()
-    process = context.Process(target=_child, args=(family, there))
-    process.start()
-    there.close()
-    try:
-        row = here.recv() if here.poll(SECONDS) else {"refused": f"fails: no end after {SECONDS} s"}
-    except EOFError:
-        row = {"refused": "fails: the process died"}
-    process.kill()
-    process.join()
-    return row
+        return {"refused": f"fails: {type(error).__name__}: {' '.join(str(error).split())[:200]}"}
 
 
 def page(rows: dict[str, dict[str, str]], version: str) -> str:
     """docs/families.md."""
-    opened = {family: row for family, row in rows.items() if "refused" not in row}
-    whole = [row for row in opened.values() if all(row[column] in GOOD for column in COLUMNS)]
-    counts = ", ".join(f"{sum(row[column].startswith('yes') for row in opened.values())} {column}" for column in COLUMNS)
-    lines = [
-        *INTRODUCTION.format(version=version, all=len(rows), opened=len(opened), whole=len(whole), counts=counts).splitlines(),
-        "",
-        "| family | layers | positions | " + " | ".join(COLUMNS) + " |",
-        "|---" * (3 + len(COLUMNS)) + "|",
-        *(
-            f"| {family} | {row['layers']} | {row['positions']} | " + " | ".join(row[column] for column in COLUMNS) + " |"
-            for family, row in opened.items()
-        ),
-        "",
+    opened = [{"family": family, **row} for family, row in rows.items() if "refused" not in row]
+    whole = [row for row in opened if all(row[column] in GOOD for column in COLUMNS)]
+    counts = ", ".join(f"{sum(row[column].startswith('yes') for row in opened)} {column}" for column in COLUMNS)
+    # The message of a refusal without what the table says already.
+    said = {family: f"model_type {family!r} cannot be opened: " for family, row in rows.items() if "refused" in row}
+    reasons = [(family, rows[family]["refused"].removeprefix(known).replace("|", "/")) for family, known in said.items()]
+    parts = [
+        INTRODUCTION.format(version=version, all=len(rows), opened=len(opened), whole=len(whole), counts=counts),
+        markdown(pandas.DataFrame(opened, columns=["family", "layers", "positions", *COLUMNS])),
         "## Refused",
-        "",
-        "| family | reason |",
-        "|---|---|",
-        *(f"| {family} | {_reason(family, row['refused'])} |" for family, row in rows.items() if "refused" in row),
-        "",
+        markdown(pandas.DataFrame(reasons, columns=["family", "reason"])),
     ]
-    return "\n".join(lines)
-
-
-def _reason(family: str, refused: str) -> str:
-    """The message of a refusal without what the table says already."""
-    return refused.removeprefix(f"model_type {family!r} cannot be opened: ").replace("|", "/")
+    return "\n\n".join(parts) + "\n"
 
 
 def main() -> int:
@@ -268,7 +246,10 @@ def main() -> int:
     torch.set_num_threads(1)
     rows = {}
     for family in sys.argv[1:] or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
-        rows[family] = in_a_process(family)
+        try:
+            rows[family] = in_a_process(_child, family, start="fork")
+        except BrokenProcessPool:
+            rows[family] = {"refused": f"fails: the process died, or had no end after {SECONDS} s"}
         sys.stdout.write(json.dumps({"family": family} | rows[family]) + "\n")
         sys.stdout.flush()
     if not sys.argv[1:]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import gzip
 import io
-import json
 import re
 import shutil
 import subprocess
@@ -105,25 +104,13 @@ def _run(work: Path, names: list[str]) -> None:
 
 def _tiny_llama(directory: Path) -> None:
     """A stock Llama with grouped keys, random weights and no tokenizer, and prompts in tokens."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    import repo_interp as ri
+    from benchmarks.families import small_model
+    from benchmarks.shapes import prompt_of
 
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=97,
-        max_position_embeddings=128,
-        initializer_range=0.2,
-    )
-    LlamaForCausalLM(config).save_pretrained(directory / "tiny_llama")
-    generator = np.random.default_rng(0)
-    rest = {"spans": {"needle": [20, 30], "query": [80, 88]}, "generated": list(range(90, 94))}
-    prompts = [{"tokens": generator.integers(0, 97, 96 + 16 * number).tolist(), **rest} for number in range(3)]
-    (directory / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)) + "\n", encoding="utf-8")
+    model = small_model("llama")
+    model.save_pretrained(directory / "tiny_llama")
+    ri.write_prompts([prompt_of(tokens, model.config.vocab_size) for tokens in (96, 112, 128)], directory / "prompts.jsonl")
 
 
 def _netcdf(file: Path) -> dict[str, Any]:

@@ -263,11 +263,6 @@ def attempt(compute: Callable[..., Any], *arguments: Any) -> Any:
         return missing
 
 
-def lacks(variable: str, *axes: str) -> Callable[[Values], Any]:
-    """What is asked of the CSVs in vain: a variable by some axes."""
-    return lambda v: v(variable, *axes)
-
-
 @dataclass(frozen=True)
 class Claim:
     """Where the values of a claim are, and how they are reduced."""
@@ -289,6 +284,12 @@ def of_seeds(toys, figure, numbers, by_prompt, rule, measurable=lambda v: True) 
     """A claim whose number is the mean over seeds, and whose rule has to hold in each; a single one spreads over prompts."""
     units = (lambda v: numbers(v) if numbers(v).size > 1 else by_prompt(v), lambda v: numbers(v).mean())
     return Claim(toys, figure, *units, lambda v, n: rule(v, numbers(v)), lambda v: measurable(v) and numbers(v).size)
+
+
+def of_errors(toys, figure, test_set) -> Claim:
+    """A claim whose number is CoPE's error on a test set, which has to be below those of its rivals."""
+    rule = lambda v, n: [above(rival, v.errors(test_set)[0]) for rival in v.errors(test_set)[1:]]  # noqa: E731
+    return Claim(toys, figure, lambda v: v.errors(test_set)[0], None, rule, lambda v: learned(v, test_set))
 
 
 HEADS, TRAINED, UNMEASURABLE = ("layer", "head"), "in_distribution", "not measurable"
@@ -363,7 +364,7 @@ CLAIMS = {
         lambda v, each: [each >= 2, each > random(v.height("vaf")).max("weights")],
     ),
     "H3": Claim(
-        *(ROPE, "vaf_over_training_{}", lacks("vaf", "seed")),
+        *(ROPE, "vaf_over_training_{}", lambda v: v("vaf", "seed")),
         measurable=lambda v: v("vaf", "step")["step"].max() >= 25_000,
     ),
     "H4": Claim(
@@ -387,21 +388,13 @@ CLAIMS = {
         ],
         measurable=lambda v: copied(v, ABLATED, ABLATED),
     ),
-    "C1": Claim(
-        *(["flip_flop/cope_256"], "flip_flop_*", lambda v: v.errors("sparse")[0]),
-        rule=lambda v, n: [above(rival, v.errors("sparse")[0]) for rival in v.errors("sparse")[1:]],
-        measurable=lambda v: learned(v, "sparse"),
-    ),
+    "C1": of_errors(["flip_flop/cope_256"], "flip_flop_*", "sparse"),
     "C2": Claim(
         *(["selective_copy/cope"], "selective_copy"),
         lambda v: max((v.seeds("selective_copy/cope", each) for each in (TRAINED, "dense", "sparse")), key=np.mean),
         rule=lambda v, n: [n <= 1, min(v.seeds("selective_copy/rope", each).mean() for each in ("dense", "sparse")) >= 50],
     ),
-    "C3": Claim(
-        *(COUNTING, "counting_256", lambda v: v.errors(TRAINED)[0]),
-        rule=lambda v, n: [above(rival, v.errors(TRAINED)[0]) for rival in v.errors(TRAINED)[1:]],
-        measurable=lambda v: learned(v, TRAINED),
-    ),
+    "C3": of_errors(COUNTING, "counting_256", TRAINED),
     "C4": Claim(
         *(["language/cope"], "perplexity", lambda v: v.nats("cope") * np.exp(v.nats("cope").mean())),
         number=lambda v: np.exp(v.nats("cope").mean()),

@@ -21,9 +21,7 @@ from typing import Any
 
 import pandas
 
-from benchmarks.disk import disk
-from benchmarks.forked import COMMANDS
-from benchmarks.kills import kills, processes
+from benchmarks.interruptions import COMMANDS, disk, kills, processes
 from benchmarks.mutants import coverage, mutants
 from benchmarks.running import Frame, Part, Row, run, sections
 

@@ -1,17 +1,25 @@
-"""Parts, each in a process of its own, and the table that their rows go to.
+"""Parts, each in a process of its own, the table that their rows go to, and what a call or a command costs.
 
 A part is a function that takes the options of the command line and yields rows. Its name has sections: "layer" selects "layer/512"
 and "layer/4096". The table is one CSV file, written after each part; the rows of parts that did not run stay.
+
+CPU time is user and system time of all threads: ratios of it hold on a machine that does other things too. Memory is the high-water mark
+of the resident set above where it stood before the call, where the system tells it (Linux): results are in it, inputs are not.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import math
 import os
 import platform
 import sys
+import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from importlib.metadata import version
 from itertools import groupby
 from multiprocessing import get_context
@@ -22,9 +30,12 @@ import pandas
 
 Row = dict[str, Any]
 Frame = Any  # a pandas.DataFrame: pandas' own types do not know what its columns give
+Cost = dict[str, float]
+"""`cpu_seconds`, `wall_seconds`, `megabytes` (2^20 bytes); NaN for what the system does not tell."""
 Part = Callable[[Namespace], Iterable[Row]]
 LIBRARIES = ("torch", "transformers", "transformer-lens", "xarray", "h5py", "repo-interp")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+_CLEAR = Path("/proc/self/clear_refs")
 
 
 def run(
@@ -58,7 +69,7 @@ def run(
         sys.stdout.write(f"{name} ...\n")
         sys.stdout.flush()
         try:
-            rows = in_a_process(parts[name], given)
+            rows = in_a_process(_rows, parts[name], given)
         except Exception as error:
             failures.append(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
             continue
@@ -71,10 +82,10 @@ def run(
     return new
 
 
-def in_a_process(part: Part, given: Namespace) -> list[Row]:
-    """The rows of `part`, made in a new process. Raises what the part raises, and BrokenProcessPool where the process was killed."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(_rows, part, given).result()
+def in_a_process(work: Callable[..., Any], *arguments: Any, start: str = "spawn") -> Any:
+    """What `work` returns in a new process. Raises what it raises, and BrokenProcessPool where the process was killed."""
+    with ProcessPoolExecutor(1, get_context(start)) as pool:
+        return pool.submit(work, *arguments).result()
 
 
 def _rows(part: Part, given: Namespace) -> list[Row]:
@@ -135,3 +146,48 @@ def _cell(value: Any) -> str:
     if isinstance(value, str):
         return " ".join(value.split()).replace("|", "\\|")
     return "" if pandas.isna(value) else f"{value:,.0f}" if value == int(value) or value >= 1000 else f"{value:.3g}"
+
+
+def cost(call: Callable[[], object], repeats: int = 1) -> Cost:
+    """The least seconds of `repeats` calls after one to warm up (none where `repeats` is 1), and the peak memory of the first."""
+
+    def seconds() -> tuple[float, float]:
+        cpu, wall = time.process_time(), time.perf_counter()
+        call()
+        return time.process_time() - cpu, time.perf_counter() - wall
+
+    if repeats > 1:
+        call()
+    gc.collect()
+    if _CLEAR.exists():
+        ctypes.CDLL(None).malloc_trim(0)  # what is free goes back to the system
+        _CLEAR.write_text("5")  # the high-water mark starts from here
+    before = resident("VmRSS")
+    first = seconds()
+    megabytes = resident("VmHWM") - before
+    cpu, wall = map(min, zip(first, *(seconds() for _ in range(repeats - 1)), strict=True))
+    return {"cpu_seconds": cpu, "wall_seconds": wall, "megabytes": megabytes}
+
+
+def resident(field: str, process: int | str = "self") -> float:
+    """Megabytes that a process holds (VmRSS) or held at most (VmHWM); NaN where it has ended."""
+    with suppress(OSError):
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+        return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(field)), math.nan)
+    return math.nan
+
+
+def process(command: Sequence[str]) -> Cost:
+    """What a process costs as a whole, with all that it ever held. Raises OSError where it fails."""
+    begun, peak = time.perf_counter(), 0.0
+    silent = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_WRONLY, 0) for stream in (1, 2)]
+    child = os.posix_spawn(command[0], list(command), os.environ, file_actions=silent)
+    # Its own high-water mark: what wait4 tells begins with that of the process that started it.
+    while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        peak = max(peak, resident("VmHWM", child))
+        time.sleep(0.005)
+    _, status, usage = os.wait4(child, 0)
+    if status:
+        raise OSError(f"{' '.join(command[1:])} ended with {os.waitstatus_to_exitcode(status)}")
+    cpu, wall = usage.ru_utime + usage.ru_stime, time.perf_counter() - begun
+    return {"cpu_seconds": cpu, "wall_seconds": wall, "megabytes": peak or math.nan}

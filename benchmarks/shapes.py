@@ -22,21 +22,14 @@ from repo_interp.models.capture import decode
 from repo_interp.models.provenance import Origin, mark
 from repo_interp.tasks.prompt import Prompt
 
+_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
+_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
 
-def _config(
-    kind: type, layers: int, width: int, heads: int, kv_heads: int, intermediate: int, vocabulary: int, **others: Any
-) -> Any:
-    return kind(
-        num_hidden_layers=layers,
-        hidden_size=width,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        intermediate_size=intermediate,
-        vocab_size=vocabulary,
-        tie_word_embeddings=kind in (LlamaConfig, Gemma3TextConfig),
-        max_position_embeddings=32_768,
-        **{"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0, **others},
-    )
+
+def _config(kind: type, *sizes: int, **others: int) -> Any:
+    tied = kind in (LlamaConfig, Gemma3TextConfig)
+    every = {"tie_word_embeddings": tied, "max_position_embeddings": 32_768, **_TOKENS}
+    return kind(**dict(zip(_SIZES, sizes, strict=True)), **every, **others)
 
 
 SHAPES = {

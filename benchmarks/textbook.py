@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from benchmarks.measuring import cost
-from benchmarks.running import Row
+from benchmarks.running import Row, cost
 from repo_interp.inputs import AttentionInputs, Spans
 
 Sample = tuple[Callable[[], object], float, str]

@@ -18,8 +18,8 @@ import torch
 from attention_inputs import random_inputs
 
 from benchmarks import cost, outputs, robustness, running
-from benchmarks.measuring import cost as cost_of
-from benchmarks.measuring import process
+from benchmarks.running import cost as cost_of
+from benchmarks.running import process
 from repo_interp.measures.maps import Maps
 
 GIVEN = Namespace()

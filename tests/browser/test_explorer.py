@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import chromium
@@ -22,6 +21,7 @@ import torch
 import xarray as xr
 from chromium import Browser, executable
 from families import TINY, tiny
+from served import TOKEN, Served, serving
 from task_tokenizers import tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -32,49 +32,11 @@ from repo_interp.cli.explore import _explored
 from repo_interp.experiments.atlas import Atlas
 from repo_interp.explorer import Edit, Session
 from repo_interp.explorer.messages import Explored, message, over_the_same_texts
-from repo_interp.explorer.server import listening, server
 from repo_interp.shipped import zoo_path
 
 CHROMIUM = executable()
 in_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed, so that no page can be opened")
-TOKEN = "t" * 43
 SHOWN = "document.querySelector('section[aria-label={}]')"
-
-
-class Served:
-    """A server in a thread, which can be ended and started again at the same place."""
-
-    def __init__(self, explored: Explored, port: int | None = None) -> None:
-        self.explored, self.place = explored, listening(port)
-        self.port = self.place.getsockname()[1]
-        self.address = f"http://127.0.0.1:{self.port}/{TOKEN}/"
-        self._server = server(explored, TOKEN, self.place)
-        self._thread = threading.Thread(target=lambda: self._server.run(sockets=[self.place]))
-        self._thread.start()
-
-    def end(self) -> None:
-        self._server.should_exit = self._server.force_exit = True
-        self._thread.join(30)
-        self.place.close()
-
-    def get(self, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-        connection.request("GET" if body is None else "POST", path, content, headers or {})
-        with connection.getresponse() as response:
-            answer = response.status, response.read()
-        connection.close()
-        return answer
-
-    def ask(self, **message: Any) -> Any:
-        return json.loads(self.get(f"/{TOKEN}/ask", message)[1])
-
-
-@contextmanager
-def serving(explored: Explored, port: int | None = None) -> Iterator[Served]:
-    served = Served(explored, port)
-    yield served
-    served.end()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,287 @@
+"""Commands in processes that are forked, so that what is heavy is imported once, and interrupted: what stands is whole. Linux.
+
+    (done,) = team(1, ("analyze", ...), directory)                to its end
+    done = team(4, words, directory, kill=(1, 0.8))               four that know of each other, the second gets SIGKILL after 0.8 s
+
+SIGKILL at random moments, and several processes on one command: given again, it ends with the bytes of one that nobody disturbed; nothing
+half-written is left. 2 and 4 processes leave the bytes of one; where one of two is killed, the other ends on its own, and one or two go on
+with what both have kept. Moments are drawn by a seed, even over the CPU time of an undisturbed run, which a busy machine does not change.
+
+A file system of 32 MB that is nearly full: a command that finds no room says so in one line, and what stood there stands. Exit code 2:
+nothing was changed. Exit code 1: the numbers are there and whole, and the line says which pictures are not. Where no tmpfs may be mounted
+the part fails.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pkgutil
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+from forked import Forked, say
+
+from benchmarks.running import Row
+
+Work = tuple[str, ...] | Callable[[], int]
+"""The words of a command, or a function that returns an exit code."""
+_SOME = ("--measures", "positions,attention_mass", "--layers", "1", "--heads", "0,1")
+_TINY = ("--layers", "1", "--width", "16", "--heads", "2", "--steps", "60", "--log-every", "10", "--score-prompts", "8")
+_ROPE = "copying/rope_scattered"
+COMMANDS = {
+    "score": ("score", "reversal/repo", "--count", "8", "--out", "out"),
+    "train": ("train", "reversal", *_TINY, "--checkpoint-every", "20", "--out", "out"),
+    "analyze": ("analyze", "niah/repo", "--count", "6", *_SOME, "--out", "out"),
+    "figures": ("figures", "hope", "--no-zoo", "--fast", "--checkpoint", f"{_ROPE}={_ROPE}", "--jobs", "1", "--out", "out"),
+}
+"""What is tried, small enough for seconds."""
+AGAIN = {"score": "--overwrite", "train": "--resume", "analyze": "--overwrite", "figures": "--overwrite"}
+"""With which each is given again after an interruption."""
+LAST = {".png": b"IEND\xaeB`\x82", ".pdf": b"%%EOF", ".svg": b"</svg>", ".html": b"</html>"}
+"""Last bytes of whole files."""
+SIZE = 2**25
+ROOMS = (0, 4096, 32768, 131072)
+"""Bytes that are left."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a process ended: exit code (-9 where it was killed), CPU seconds, and what it wrote to stderr without its progress."""
+
+    code: int
+    cpu: float
+    errors: str
+
+
+def preload() -> None:
+    """Import all of ours, and keep it to one thread: a fork has no others."""
+    import torch
+
+    import position_papers
+    import repo_interp
+
+    os.environ["COLUMNS"] = "500"  # no line is wrapped
+    torch.set_num_threads(1)
+    for package in (repo_interp, position_papers):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not module.name.endswith("__main__"):
+                import_module(module.name)
+
+
+def team(count: int, what: Work, directory: Path, kill: tuple[int, float] | None = None) -> list[Done]:
+    """Do `what` in `count` processes, several launched as by torch.distributed; `kill`: which one, after how many CPU seconds."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    where |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count))
+    ranks = [where | dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)) if count > 1 else {} for rank in range(count)]
+    members = [Forked(partial(_work, what, variables), directory) for variables in ranks]
+    if kill is not None:
+        _kill_at(members[kill[0]].pid, kill[1])
+    # So long the others have to notice that one is gone; then they are ended, as launchers do.
+    return [_done(member, None if kill is None else 20.0) for member in members]
+
+
+def _work(what: Work, variables: dict[str, str]) -> int:
+    """Do it in this process, which prints its CPU seconds last."""
+    from repo_interp.cli import main
+
+    os.environ |= variables
+    begun = time.process_time()
+    try:
+        return what() if callable(what) else main(list(what))
+    finally:
+        say(time.process_time() - begun)
+
+
+def _kill_at(process: int, seconds: float) -> None:
+    """SIGKILL a process when it has used so many seconds of CPU time, if it has not ended before."""
+    while os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if int(Path(f"/proc/{process}/schedstat").read_text().split()[0]) / 1e9 >= seconds:
+            os.kill(process, signal.SIGKILL)
+        time.sleep(0.002)
+
+
+def _done(member: Forked, patience: float | None) -> Done:
+    """How a process ended, when it has ended: on its own, or after so many seconds."""
+    ending = threading.Timer(patience or 0.0, os.kill, (member.pid, signal.SIGTERM))
+    if patience is not None:
+        ending.start()
+    code, printed, errors = member.wait()
+    ending.cancel()
+    cpu = float("nan") if code < 0 else float(printed.splitlines()[-1])
+    return Done(code, cpu, "\n".join(line for line in errors.splitlines() if line.strip() and line[0] != "\x1b"))
+
+
+def kills(given: Namespace, name: str, count: int = 1) -> Iterator[Row]:
+    """SIGKILL of one process at random moments; given again: the bytes of an undisturbed run, nothing half-written."""
+    preload()
+    with tempfile.TemporaryDirectory() as scratch:
+        first, again = (COMMANDS[name], (*COMMANDS[name], AGAIN[name])) if name in COMMANDS else (resumed, resumed)
+        clocked = (".jsonl", ".pt") if name == "train" else ()  # clock times; gone at the end
+        calm = team(count, first, place := _empty(scratch, "calm"))
+        expected = files(place / "out", clocked)
+        wrong, kept, ended, generator = different(calm, expected, expected), [0], 0, np.random.default_rng(0)
+        moments = np.sort(generator.uniform(0, 1, 0 if wrong else given.kills))
+        for moment in moments:
+            victim = int(generator.integers(count))
+            place = _empty(scratch, "killed")
+            cut = team(count, first, place, kill=(victim, moment * calm[victim].cpu))
+            ended += all(each.code == 0 for each in cut)
+            kept.append(len([path for path in place.rglob("*") if path.is_file()]))
+            complaints = half_written(place / "out")
+            done = team(1 + int(generator.integers(count)), again, place)
+            complaints += different(done, files(place / "out", clocked), expected)
+            complaints += [path.name for path in (place / "out").rglob(".*") if path.name.endswith((".unfinished", ".previous"))]
+            wrong += [f"process {victim} killed at {moment:.0%}: {complaint}" for complaint in complaints[:1]]
+        note = f"{calm[0].cpu:.1f} CPU s undisturbed, {len(expected)} files compared; killed with up to {max(kept)} files there"
+        yield row(name, len(moments) or 1, wrong, note + (f"; {ended} had ended before" if ended else ""))
+
+
+def processes(given: Namespace, name: str) -> Iterator[Row]:
+    """Several processes on one command leave the bytes of one."""
+    preload()
+    with tempfile.TemporaryDirectory() as scratch:
+        expected: dict[str, str] = {}
+        wrong, cpu = [], []
+        for count in (1, 2, 4):
+            done = team(count, COMMANDS[name], place := _empty(scratch, str(count)))
+            found = files(place / "out")
+            expected = expected or found
+            cpu.append(f"{max(each.cpu for each in done):.1f}")
+            wrong += [f"{count} processes: {complaint}" for complaint in different(done, found, expected)]
+        note = f"2, 4 processes against 1, {len(expected)} files; CPU s of the busiest: {', '.join(cpu)}"
+        yield row(name, 2, wrong, note)
+
+
+def disk(given: Namespace, name: str) -> Iterator[Row]:
+    """32 MB, nearly full: one line, and what stood there stands."""
+    preload()
+    with tempfile.TemporaryDirectory() as scratch:
+        (before := Path(scratch) / "before").mkdir()
+        (calm,) = team(1, COMMANDS[name], before)
+        if calm.code:
+            raise RuntimeError(f"fails undisturbed: {calm.errors}")
+        # Other results than the earlier ones. Training goes elsewhere, for `--overwrite` removes first.
+        other = (*COMMANDS[name][:-1], "other") if name == "train" else (*COMMANDS[name], AGAIN[name])
+        seed = () if name == "analyze" else ("--seed", "1")
+        wrong, refused = [], 0
+        for room in ROOMS:
+            with nearly_full(Path(scratch) / "disk", before, room) as place:
+                stood = files(place / "out")
+                (done,) = team(1, (*other, *seed), place)
+                refused += done.code != 0
+                wrong += [f"{room:,} bytes left: {said}" for said in _complaints(done, place, stood)]
+        yield row(name, len(ROOMS), wrong, f"tmpfs of 32 MB; {refused} found no room")
+
+
+def _complaints(done: Done, place: Path, stood: dict[str, str]) -> list[str]:
+    """The first thing that is not as it must be after a command that may have found no room."""
+    there = files(place / "out")
+    said = [line for line in done.errors.splitlines() if "s so far" not in line]
+    if done.code == 2:
+        if there != stood:
+            return [f"what stood there changed: {sorted(set(stood.items()) ^ set(there.items()))[0][0]}"]
+        return [] if len(said) == 1 else [f"{len(said)} lines: {' / '.join(said)[-300:]}"]
+    if done.code == 1:
+        if any("Traceback" in line for line in said):
+            return [f"a traceback: {said[-1][-300:]}"]
+        return half_written(place / "out")[:1]
+    return [] if done.code == 0 else [f"exit code {done.code}: {' / '.join(said)[-300:]}"]
+
+
+@contextmanager
+def nearly_full(at: Path, before: Path, room: int) -> Iterator[Path]:
+    """A directory with a copy of `before` in it and `room` bytes left. Raises CalledProcessError where nothing may be mounted."""
+    at.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(at)], check=True, capture_output=True)
+    try:
+        shutil.copytree(before / "out", at / "out")
+        with (at / "filler").open("wb") as filler:
+            os.posix_fallocate(filler.fileno(), 0, shutil.disk_usage(at).free - room)
+        yield at
+    finally:
+        subprocess.run(["umount", str(at)], check=True)
+        at.rmdir()
+
+
+def half_written(directory: Path) -> list[str]:
+    """Complaints about results that are not whole."""
+    from safetensors import safe_open
+
+    from repo_interp.run import read_run
+
+    complaints = []
+    for path in map(directory.joinpath, files(directory)):
+        try:
+            if path.name == "run.nc":
+                read_run(path)
+            elif path.suffix == ".safetensors":
+                safe_open(path, "np").__enter__()
+            elif not path.read_bytes().rstrip().endswith(LAST.get(path.suffix, b"")):
+                complaints.append(f"half-written {path.name}")
+        except Exception as error:
+            complaints.append(f"half-written {path.name}: {error}")
+    return complaints
+
+
+def different(done: list[Done], found: dict[str, str], expected: dict[str, str]) -> list[str]:
+    """Complaints about processes that failed, and files that are not as `expected`."""
+    failed = [f"it ends with {each.code}: {each.errors[-300:]}" for each in done if each.code]
+    other = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
+    return failed or ([f"other bytes than undisturbed: {', '.join(other[:5])}"] if other or not found else [])
+
+
+def row(what: str, tried: int, wrong: list[str], note: str) -> Row:
+    """A row of the table; what went wrong is in its note."""
+    return {"what": what, "tried": tried, "held": max(0, tried - len(wrong)), "needed": 1.0, "note": "; ".join([note, *wrong])}
+
+
+def _empty(scratch: str, name: str) -> Path:
+    """An empty directory."""
+    place = Path(scratch) / name
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    return place
+
+
+def files(directory: Path, clocked: tuple[str, ...] = ()) -> dict[str, str]:
+    """Digests of all results below `directory` by their path.
+
+    Left out are hidden files, which are kept to go on from, and those with the endings `clocked`: they hold clock times.
+    """
+    paths = [path for path in sorted(directory.rglob("*")) if path.is_file() and path.suffix not in clocked]
+    shown = {str(path.relative_to(directory)): path for path in paths if "/." not in f"/{path.relative_to(directory)}"}
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in shown.items()}
+
+
+def resumed() -> int:
+    """Analyse here; every batch and every point of the experiment is kept at once."""
+    import repo_interp as ri
+    from repo_interp import processes
+    from repo_interp.analysis.score import task_of
+    from repo_interp.experiments.saliency import Saliency
+
+    with processes.together():
+        bridge = ri.zoo("niah/repo")
+        prompts = task_of(bridge).prompts(8, seed=1, test_set="96")
+        measures = ["positions", "patterns", "attention_mass"]
+        run = ri.analyze(bridge, prompts, measures, store=".store", store_every=0.0, experiments=[Saliency(steps=1)])
+        if processes.is_first():
+            Path("out").mkdir(exist_ok=True)
+            ri.write_run(run, "out/run.nc")
+    return 0
