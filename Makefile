@@ -50,10 +50,15 @@ pretrained: env
 	$(BIN)/repo-interp fetch gemma3-270m
 	$(BIN)/repo-interp figures hope --no-zoo --checkpoint gemma3-270m=gemma3-270m --set controls=10 --set length=1024 \
 		--out figures/gemma3-270m/random-tokens --cache figures/.cache --overwrite
-	for model in smollm2-135m gemma3-270m; do for text in code prose; do \
-		$(BIN)/repo-interp figures position-generalization --no-zoo --checkpoint $$model=$$model --set corpus=pinned-$$text --fast \
-			--set controls=10 --out figures/$$model/$$text --cache figures/.cache --overwrite || exit 1; \
-	done; done
+	for text in code prose; do \
+		$(BIN)/repo-interp figures position-generalization --no-zoo --checkpoint smollm2-135m=smollm2-135m --set corpus=pinned-$$text \
+			--fast --set controls=10 --out figures/smollm2-135m/$$text --cache figures/.cache --overwrite || exit 1; \
+		$(BIN)/repo-interp figures position-generalization --no-zoo --checkpoint gemma3-270m=gemma3-270m --set corpus=pinned-$$text \
+			--fast --set controls=10 --experiment fits --experiment rotation --experiment extrapolation \
+			--out figures/gemma3-270m/$$text --cache figures/.cache --overwrite || exit 1; \
+	done
+	$(BIN)/repo-interp figures position-generalization --no-zoo --checkpoint gemma3-270m=gemma3-270m --set corpus=pinned-prose --fast \
+		--experiment tolerance --out figures/gemma3-270m/disturbed-prose --cache figures/.cache --overwrite
 	$(BIN)/repo-interp figures position-generalization --no-zoo --checkpoint smollm2-135m=smollm2-135m --experiment extrapolation \
 		--set length=0 --set reach=2 --set longer=8 --set sequences=2 --set batch_size=1 \
 		--out figures/smollm2-135m/long-code --cache figures/.cache --overwrite
