@@ -90,12 +90,13 @@ def judge(scored: Sequence[Scored]) -> Iterable[Verdict]:
     """Verdict on the first checkpoint with HoPE, and on the ablations, where there are such."""
     hope, rope = first_of(scored, HOPE), first_of(scored, ROPE)
     rivals = [each for layout in RIVALS if (each := first_of(scored, layout)) is not None]
-    for method, claim in ({PLAIN: H6} | H6_EXTENDED).items() if hope is not None else ():
-        if rope is not None and has_method(hope, method) and has_method(rope, method):
-            yield _ahead(claim, hope, rivals if method == PLAIN else [rope], method)
-        else:
-            weights = "needs the weights of a HoPE and a RoPE checkpoint trained on copying"
-            yield unmeasured(claim, hope.name, missing([ROPE], "copying") if method == PLAIN else weights)
+    if hope is not None:
+        for method, claim in ({PLAIN: H6} | H6_EXTENDED).items():
+            if rope is not None and has_method(hope, method) and has_method(rope, method):
+                yield _ahead(claim, hope, rivals if method == PLAIN else [rope], method)
+            else:
+                weights = "needs the weights of a HoPE and a RoPE checkpoint trained on copying"
+                yield unmeasured(claim, hope.name, missing([ROPE], "copying") if method == PLAIN else weights)
     ablations = {layout: each for layout in ABLATIONS if (each := first_of(scored, layout)) is not None}
     if rope is not None and {"hope_ab1", "hope_ab2"} <= set(ablations):
         yield from _ablations(rope, ablations)
@@ -215,14 +216,14 @@ def _ablations(rope: Scored, ablations: Mapping[str, Scored]) -> Iterator[Verdic
         yield from (unmeasured(claim, rope.name, NO_LONGER) for claim in (H7, H7_REMOVED))
         return
     samples = _samples(every, beyond)
-    copying, nobody = _copying(compared, compared, beyond, within)
+    copying, nobody = _copying(compared, list(compared), beyond, within)
 
     def row(claim: Claim, layout: str, values: Mapping[str, Any], budgets: Mapping[str, Scored], *told: str) -> Verdict:
         return verdict(
             claim,
             every[layout].name,
             f"{_measured(beyond)} ({ABLATIONS[layout]})",
-            copying | values,
+            {**copying, **values},
             **numbers_of(samples[layout], 100),
             control=_means({name: samples[name] for name in compared if name != layout}),
             note=note(list(budgets.values()), *told),
@@ -248,12 +249,12 @@ def _lengths(first: Scored, *others: Scored) -> tuple[list[str], list[str]]:
 
 
 def _copying(
-    compared: Mapping[str, Scored], judged: Iterable[str], beyond: Sequence[str], within: Sequence[str], method: str = PLAIN
+    compared: Mapping[str, Scored], judged: Sequence[str], beyond: Sequence[str], within: Sequence[str], method: str = PLAIN
 ) -> tuple[dict[str, float], str]:
     """What `COPIES` asks for before anything is compared, within of those that are `judged`; and why it is not so, "" where it is. A test
     without lengths trained on shows neither.
     """
-    judged, longer, trained = list(judged), _samples(compared, beyond, method), _samples(compared, within, method)
+    longer, trained = _samples(compared, beyond, method), _samples(compared, within, method)
     copying = {
         BEST: max(sample.mean for sample in longer.values()),
         WORST: min((trained[name].mean for name in judged if within), default=0.0),
