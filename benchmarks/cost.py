@@ -6,16 +6,31 @@ docs/bench.md says how to read the table. A minute or two: `make bench PARTS="la
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
+import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import torch
+
+import repo_interp as ri
 from benchmarks.running import Frame, Part, Row, cost, process, resident, run, sections
+from benchmarks.shapes import SHAPES, bridged, model_of, operations, prompt_of
+from benchmarks.textbook import textbook_rows
+from repo_interp.analysis.batches import make_batches
+from repo_interp.analysis.defaults import default_prompts
+from repo_interp.explorer.messages import Explored, message
+from repo_interp.measures.catalogue import measure_named
+from repo_interp.measures.statistics import share
+from repo_interp.models.capture import capture
+from repo_interp.models.reposition import with_layout
 
 COLUMNS = ("what", "beside", "cpu_seconds", "wall_seconds", "megabytes", "operations", "note")
 SMOLLM2, OLMO2, GEMMA3 = "smollm2-135m", "olmo-2-1b", "gemma-3-270m"
@@ -32,14 +47,6 @@ OPTIONS = {"components": _TRAINED, "rotation": _TRAINED, "three_axis": {"extras"
 
 def layer(given: Namespace, tokens: int, subject: str = "olmo-2-1b layer") -> Iterator[Row]:
     """One layer of OLMo-2-1B's shape: every measure beside the layer's own forward pass, and the textbook way beside the measure."""
-    import torch
-
-    from benchmarks.shapes import SHAPES, bridged, model_of, operations, prompt_of
-    from benchmarks.textbook import textbook_rows
-    from repo_interp.analysis.batches import make_batches
-    from repo_interp.measures.statistics import share
-    from repo_interp.models.capture import capture
-
     config, layout = SHAPES[subject]
     prompt = prompt_of(tokens, config.vocab_size)
     (batch,) = make_batches([prompt], 1)
@@ -66,9 +73,6 @@ def layer(given: Namespace, tokens: int, subject: str = "olmo-2-1b layer") -> It
 
 def model(given: Namespace, subject: str, tokens: int, dtype: str = "float32") -> Iterator[Row]:
     """Whole models, random weights: `analyze` of one prompt beside the model's own forward pass without its unembedding."""
-    import repo_interp as ri
-    from benchmarks.shapes import SHAPES, bridged, model_of, operations, prompt_of
-
     config, layout = SHAPES[subject]
     prompt = prompt_of(tokens, config.vocab_size)
     made, own_pass = bridged(model_of(config, dtype), layout, prompt)
@@ -83,11 +87,6 @@ def model(given: Namespace, subject: str, tokens: int, dtype: str = "float32") -
 
 def stock(given: Namespace, subject: str, tokens: int = 512) -> Iterator[Row]:
     """Our forward pass beside the stock model's, with the same random weights; and 32 tokens generated with a key-value cache."""
-    import torch
-
-    from benchmarks.shapes import SHAPES, model_of, prompt_of
-    from repo_interp.models.reposition import with_layout
-
     config, _ = SHAPES[subject]
     theirs, ours = model_of(config).eval(), with_layout(model_of(config), None).eval()
     prompt = torch.tensor([prompt_of(tokens, config.vocab_size).tokens])
@@ -109,11 +108,6 @@ def stock(given: Namespace, subject: str, tokens: int = 512) -> Iterator[Row]:
 
 def training(given: Namespace, subject: str, tokens: int = 512) -> Iterator[Row]:
     """A training step, and what `ri.PositionsCallback` adds to it by default: one measurement of four prompts in 200 steps, written."""
-    import torch
-
-    import repo_interp as ri
-    from benchmarks.shapes import SHAPES, model_of, prompt_of
-
     config, _ = SHAPES[subject]
     trained = model_of(config).train()
     optimiser = torch.optim.AdamW(trained.parameters())
@@ -136,8 +130,6 @@ def training(given: Namespace, subject: str, tokens: int = 512) -> Iterator[Row]
 
 def loading(given: Namespace, subject: str, dtype: str = "float32") -> Iterator[Row]:
     """`ri.load`: memory at the peak beside the bytes of the weights."""
-    import repo_interp as ri
-
     assert ri.load  # imported before memory is measured
     with tempfile.TemporaryDirectory() as folder:
         checkpoint, loaded = _checkpoint(subject, dtype, folder), []
@@ -150,9 +142,6 @@ def loading(given: Namespace, subject: str, dtype: str = "float32") -> Iterator[
 
 def commands(given: Namespace, subject: str, dtype: str = "float32", tokens: int = 256) -> Iterator[Row]:
     """Imports and commands as processes of their own, beside a process that imports torch and transformers with its model classes."""
-    import repo_interp as ri
-    from benchmarks.shapes import prompt_of
-
     libraries = "import torch and transformers"
     code = "import torch, transformers; from transformers import AutoModelForCausalLM, LlamaForCausalLM"
     yield {"what": libraries, **process([sys.executable, "-c", code])}
@@ -184,16 +173,6 @@ def explorer(given: Namespace, subject: str, edited: Sequence[int], tokens: int 
     first paint and until all is drawn, and an edit from the click until it is drawn. `tokens` of a prompt that is made; 0: the model's
     own first prompt.
     """
-    import json
-    from itertools import count
-
-    import torch
-
-    import repo_interp as ri
-    from benchmarks.shapes import prompt_of
-    from repo_interp.analysis.defaults import default_prompts
-    from repo_interp.explorer.messages import Explored, message
-
     bridge = ri.load(subject)
     prompt = prompt_of(tokens, bridge.cfg.d_vocab) if tokens else default_prompts(bridge)[0][0]
     explored, values, last = Explored(bridge, [prompt]), count(1), len(prompt.tokens) - 2
@@ -239,8 +218,6 @@ _EDIT = """(async () => {{
 
 def _in_browser(explored: Any, edited: Sequence[int]) -> Iterator[Row]:
     """Rows of the page itself; none without Chromium."""
-    import time
-
     from chromium import Browser, executable
     from served import serving
 
@@ -269,8 +246,6 @@ def _in_browser(explored: Any, edited: Sequence[int]) -> Iterator[Row]:
 
 
 def _measures() -> list[Any]:
-    from repo_interp.measures.catalogue import measure_named
-
     return [replace(measure_named(name), **OPTIONS.get(name, {})) for name in NAMES]  # pyright: ignore[reportArgumentType]
 
 

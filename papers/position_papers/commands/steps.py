@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 
 from repo_interp.cli.options import count, seed
-from repo_interp.errors import InputError
 
 SUMMARY = "Measure the saved steps of a training run (variance by rotary component, HoPE fig. 3b) and store the result with the checkpoint."
 
@@ -30,20 +29,10 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.console import Console, bold
     from repo_interp.progress import steps
 
-    if not 2 <= arguments.repeats <= arguments.sequences:
-        raise InputError(
-            f"--repeats is {arguments.repeats}, --sequences {arguments.sequences}; wanted at least two replicates, and a sequence for each"
-        )
     console = Console()
-    sampling = Sampling(
-        step_sequences=arguments.sequences,
-        repeats=arguments.repeats,
-        sequences=arguments.sequences,
-        repeated_sequences=arguments.sequences,
-        batch_size=arguments.batch_size,
-        seed=arguments.seed,
-        device=arguments.device,
-    )
+    counts = dict.fromkeys(("sequences", "repeated_sequences", "step_sequences"), arguments.sequences)
+    options = {name: getattr(arguments, name) for name in ("repeats", "batch_size", "seed", "device")}
+    sampling = Sampling(**counts, **options)
     with steps(console) as step:
         step("measuring the saved steps")
         file = write_steps(arguments.run, sampling)

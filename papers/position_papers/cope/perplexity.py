@@ -156,7 +156,7 @@ def _ordered(claim: Claim, given: Mapping[str, Scored], order: Sequence[str]) ->
         models[0].name,
         "perplexity at the training length",
         values,
-        **{**numbers_of(samples[0], perplexities[0]), "ours": perplexities[0]},  # the error of a logarithm is relative
+        **numbers_of(samples[0], perplexities[0], perplexities[0]),  # the error of a logarithm is relative
         control=", ".join(f"{each.name} {own:.4g}" for each, own in zip(models[1:], perplexities[1:], strict=True)),
         note=note(models, f"log perplexity, {'; '.join(told)}"),
     )

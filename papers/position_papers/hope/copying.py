@@ -218,7 +218,7 @@ def _ablations(rope: Scored, ablations: Mapping[str, Scored]) -> Iterator[Verdic
         yield from (unmeasured(claim, rope.name, NO_LONGER) for claim in (H7, H7_REMOVED))
         return
     samples = _samples(every, beyond)
-    copying, nobody = _copying(compared, compared, beyond, within)
+    copying, nobody = _copying(compared, list(compared), beyond, within)
 
     def row(claim: Claim, layout: str, values: Mapping[str, Any], budgets: Mapping[str, Scored], *told: str) -> Verdict:
         return verdict(
@@ -251,12 +251,12 @@ def _lengths(first: Scored, *others: Scored) -> tuple[list[str], list[str]]:
 
 
 def _copying(
-    compared: Mapping[str, Scored], judged: Iterable[str], beyond: Sequence[str], within: Sequence[str], method: str = PLAIN
+    compared: Mapping[str, Scored], judged: Sequence[str], beyond: Sequence[str], within: Sequence[str], method: str = PLAIN
 ) -> tuple[dict[str, float], str]:
     """What `COPIES` asks for before anything is compared, within of those that are `judged`; and why it is not so, "" where it is. A test
     without lengths trained on shows neither.
     """
-    judged, longer, trained = list(judged), _samples(compared, beyond, method), _samples(compared, within, method)
+    longer, trained = _samples(compared, beyond, method), _samples(compared, within, method)
     copying = {
         BEST: max(sample.mean for sample in longer.values()),
         WORST: min((trained[name].mean for name in judged if within), default=0.0),

@@ -72,7 +72,7 @@ def judge(scored: Sequence[Scored]) -> Iterable[Verdict]:
         hope.name,
         f"perplexity at {long} tokens",
         {LOG_PERPLEXITY: {RIVALS[ROPE]: below}},
-        **{**numbers_of(mine, ours), "ours": ours},
+        **numbers_of(mine, ours, ours),
         control=", ".join(f"{name} {np.exp(sample.mean):.4g}" for name, sample in samples.items() if name != hope.name),
         note=note(
             [hope, rope],

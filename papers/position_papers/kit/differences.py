@@ -276,21 +276,19 @@ def between_rises(first: tuple[Sample, Sample], second: tuple[Sample, Sample]) -
     return Difference(margin, error, parts[0].over, min(part.degrees for part in parts))
 
 
-def numbers_of(sample: Sample, scale: float = 1.0) -> dict[str, Any]:
-    """Arguments of `verdict` that `sample` decides: mean and spread (times `scale`), what it is over, prompts and training seeds."""
+def numbers_of(sample: Sample, scale: float = 1.0, ours: float | None = None) -> dict[str, Any]:
+    """Arguments of `verdict` that `sample` decides: mean, unless `ours` is given, and spread times `scale`, what it is over, and counts."""
     spread = None if sample.spread is None else scale * sample.spread
     known = {"spread": spread, "spread_over": sample.over, "n": sample.count, "seeds": len(sample.seeds)}
-    return {"ours": scale * sample.mean, **known}
+    return {"ours": scale * sample.mean if ours is None else ours, **known}
 
 
 def mean_of(values: Float[np.ndarray, " value"], over: str, n: int = 0) -> dict[str, Any]:
     """Arguments of `verdict` that values decide which are independent: their mean, NaN of none, and their standard deviation, None of a
     single one; `over` says what of. `n`: the sequences behind them, where these are not as many.
     """
-    ours, spread = (
-        (float(np.mean(values)) if len(values) else np.nan),
-        (float(np.std(values, ddof=1)) if len(values) > 1 else None),
-    )
+    ours = float(np.mean(values)) if len(values) else np.nan
+    spread = float(np.std(values, ddof=1)) if len(values) > 1 else None
     return {"ours": ours, "spread": spread, "spread_over": over, "n": n or len(values)}
 
 

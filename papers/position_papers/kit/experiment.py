@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import xarray as xr
 from matplotlib.figure import Figure
@@ -20,6 +20,8 @@ from position_papers.kit.cache import Cache
 from position_papers.kit.claims import Claim, Verdict, corrected_together, unmeasured
 from position_papers.kit.scale import Scale
 from position_papers.kit.subjects import Subject
+
+Part = TypeVar("Part", xr.Dataset, xr.DataArray)
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,14 @@ def reasons_against(experiment: Experiment, group: Sequence[Subject], options: A
 def judge(experiment: Experiment, data: Any, reasons: Mapping[str, Sequence[str]]) -> list[Verdict]:
     """The verdicts on `data` of one group; rows of checkpoints with one of `reasons` are not measurable."""
     return [verdict.without_a_number(*reasons.get(verdict.checkpoint, ())) for verdict in experiment.judge(data)]
+
+
+def joined(parts: Mapping[Any, Part], axis: str, join: Literal["exact", "outer"] = "exact") -> Part:
+    """`parts` side by side along a new axis of their names; other coordinates are the first's. "exact": raises ValueError where they differ
+    in an axis; "outer": NaN where one lacks a place of it.
+    """
+    either: Any = list(parts.values())  # xarray's types want to know which of the two
+    return xr.concat(either, dim=xr.IndexVariable(axis, list(parts)), join=join, coords="minimal", compat="override")
 
 
 Groups = Callable[[Sequence[Subject]], Sequence[Sequence[Subject]]]

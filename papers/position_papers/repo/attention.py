@@ -18,7 +18,7 @@ import xarray as xr
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import Claim, Verdict, verdict
 from position_papers.kit.differences import Difference, in_words, mean_of, paired_seeds
-from position_papers.kit.experiment import Drawing, Experiment, Needs, asked_the_same
+from position_papers.kit.experiment import Drawing, Experiment, Needs, asked_the_same, joined
 from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import Above, All, Where
 from position_papers.kit.scores import PLAIN
@@ -90,13 +90,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
     or do not find the needles; `layout`, `label`, `learned_layers`.
     """
     by_seed = {subject.name: _of_seeds(subject, options, cache) for subject in subjects}
-    mass = xr.concat(
-        list(by_seed.values()),
-        dim=xr.IndexVariable("checkpoint", list(by_seed)),
-        join="outer",
-        coords="minimal",
-        compat="override",
-    ).assign_coords(
+    mass = joined(by_seed, "checkpoint", "outer").assign_coords(
         layout=("checkpoint", [subject.layout for subject in subjects]),
         label=("checkpoint", [called(subject) for subject in subjects]),
         learned_layers=("checkpoint", [len(subject.learned) for subject in subjects]),
@@ -118,10 +112,7 @@ def _of_seeds(subject: Subject, options: Options, cache: Cache) -> xr.DataArray:
     for seed, own in seeds_of(subject).items():
         mass = own.measured(cache, _mass, options, prompts=options.prompts)["mass"]
         parts[seed] = mass.where(own.path == subject.path or not _why_not(own, options, cache))
-    joined: xr.DataArray = xr.concat(
-        list(parts.values()), dim=xr.IndexVariable("seed", list(parts)), join="exact", coords="minimal", compat="override"
-    )
-    return joined
+    return joined(parts, "seed")
 
 
 def _mass(subject: Subject, options: Options) -> xr.Dataset:
@@ -129,12 +120,9 @@ def _mass(subject: Subject, options: Options) -> xr.Dataset:
     prompts = needles(subject, subject.training_length, options.prompts, options.seed)
     measures: list[Any] = [AttentionMass(rows=rows, name=rows) for rows in ROWS]
     run = analyze(load(subject.path, options.device), prompts, measures, batch_size=options.batch_size)
-    by_rows = [100 * run[rows].to_dataset()["mass_per_token"].mean(("layer", "head")) for rows in ROWS]
-    parts = [part.reindex(span=[name for name in SPANS if name in part["span"].values]) for part in by_rows]
-    mass: xr.DataArray = xr.concat(
-        parts, dim=xr.IndexVariable("rows", list(ROWS)), join="exact", coords="minimal", compat="override"
-    )
-    return described(mass, "attention mass per token", "0.01").to_dataset(name="mass")
+    by_rows = {rows: 100 * run[rows].to_dataset()["mass_per_token"].mean(("layer", "head")) for rows in ROWS}
+    parts = {rows: part.reindex(span=[name for name in SPANS if name in part["span"].values]) for rows, part in by_rows.items()}
+    return described(joined(parts, "rows"), "attention mass per token", "0.01").to_dataset(name="mass")
 
 
 def _why_not(subject: Subject, options: Options, cache: Cache) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from scipy import stats
 
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
-from position_papers.kit.experiment import Drawing, Experiment, Needs, each
+from position_papers.kit.experiment import Drawing, Experiment, Needs, each, joined
 from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Custom, Observed, beside_null
 from position_papers.kit.seeds import over_seeds
@@ -95,7 +95,6 @@ R2_STRENGTH = Claim(
     BeyondNull(STRENGTH, 0.95, "orders of the seeds"),
     "strength by seed",
 )
-_TOGETHER: Any = {"join": "exact", "coords": "minimal", "compat": "override"}
 
 
 # ---- measured -------------------------------------------------------------------------------------------------------
@@ -136,8 +135,7 @@ def _of_texts(subject: Subject, options: Options) -> xr.Dataset:
     for name, bridge in subject.bridges(options):
         run = analyze(bridge, prompts, ("positions",), subject.learned, batch_size=options.batch_size)
         by_weights[name] = _of_positions(run["positions"].to_dataset()["position"], prompts)
-    weights = xr.IndexVariable("weights", list(by_weights))
-    data = xr.concat(list(by_weights.values()), dim=weights, **_TOGETHER)
+    data = joined(by_weights, "weights")
     (example,) = reversals(subject, options.example_words, 1, options.seed)
     trained = load(subject.path, options.device)
     shown = analyze(trained, [example], ("positions",), subject.learned)["positions"].to_dataset()["position"]

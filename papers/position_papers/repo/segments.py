@@ -21,7 +21,7 @@ import xarray as xr
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import Claim, Verdict, verdict
 from position_papers.kit.differences import in_words, mean_of, paired_difference
-from position_papers.kit.experiment import Drawing, Experiment, Needs, each
+from position_papers.kit.experiment import Drawing, Experiment, Needs, each, joined
 from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import Above, All, BeyondNull, Observed, Significant, beside_null
 from position_papers.kit.seeds import over_seeds
@@ -131,13 +131,7 @@ def _scores(subject: Subject, options: Options, prompts: Sequence[Prompt]) -> xr
     for name, bridge in subject.bridges(options):
         run = analyze(bridge, prompts, [segments], subject.learned, batch_size=options.batch_size)
         by_weights[name] = run["segments"].to_dataset()
-    scores = xr.concat(
-        [each[NAMES].sel(kind=EXAMPLES, drop=True) for each in by_weights.values()],
-        dim=xr.IndexVariable("weights", list(by_weights)),
-        join="exact",
-        coords="minimal",
-        compat="override",
-    )
+    scores = joined({name: each[NAMES].sel(kind=EXAMPLES, drop=True) for name, each in by_weights.items()}, "weights")
     run = analyze(load(subject.path, options.device), prompts, ("positions",), subject.learned, batch_size=options.batch_size)
     positions = run["positions"].to_dataset()
     return xr.DataTree.from_dict(
