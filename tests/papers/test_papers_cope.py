@@ -48,7 +48,7 @@ def made(
         replaced(TrainingConfiguration(task=task), {**fields, "seed": seed}) for seed in range(len(next(iter(seeds.values()))))
     ]
     runs = tuple(
-        Recorded(Path(name), layout or name, seed, metric, 100, 10, {key: one[seed] for key, one in seeds.items()}, configuration)
+        Recorded(seed, metric, 100, 10, {key: one[seed] for key, one in seeds.items()}, configuration)
         for seed, configuration in enumerate(configurations)
     )
     live = None
@@ -392,7 +392,10 @@ def names(root: Path) -> dict[str, str]:
 
 def test_recorded_runs_of_a_directory_and_its_seeds(root, tmp_path):
     runs = recorded_scores(root / "flip_flop" / "cope")
-    assert [(run.seed, run.scheme, run.prompts, run.steps) for run in runs] == [(0, "cope", 4, 2), (1, "cope", 4, 2)]
+    assert [(run.seed, run.configuration.scheme, run.prompts, run.steps) for run in runs] == [
+        (0, "cope", 4, 2),
+        (1, "cope", 4, 2),
+    ]
     stated = json.loads((root / "flip_flop" / "cope" / "seed-1" / "scores.json").read_text())["test_sets"]
     assert runs[1].means["sparse"] == stated["sparse"]
     assert recorded_scores(tmp_path) == []

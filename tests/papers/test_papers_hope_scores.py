@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -165,7 +164,7 @@ def test_perplexity_beyond_training_is_compared_with_rope():
 def test_recorded_scores_stand_in_for_weights():
     configuration = replaced(TrainingConfiguration(task="copying"), {"scheme": "hope"})
     means = {"2": 1.0, "4": 0.9, "6": 0.8}
-    run = Recorded(Path("hope"), "hope", 0, "exact match", 200, 10, means, configuration)
+    run = Recorded(0, "exact match", 200, 10, means, configuration)
     hope = Scored("copying/hope", "hope", configuration, LONGEST, "exact match", None, (run,))
     h6, pi, _ = judged([hope, made("rope", 1.0, 0.1)]).values()
     assert h6.outcome == HOLDS and h6.estimate.value == pytest.approx(85)
@@ -178,7 +177,7 @@ def test_schemes_with_other_numbers_of_seeds_stand_in_one_figure():
 
     def with_seeds(one: Scored, *means: float) -> Scored:
         runs = [
-            Recorded(Path("run"), one.layout, seed, "exact match", 200, 10, dict.fromkeys(SETS, mean), one.configuration)
+            Recorded(seed, "exact match", 200, 10, dict.fromkeys(SETS, mean), one.configuration)
             for seed, mean in enumerate(means, start=1)
         ]
         return dataclasses.replace(one, recorded=tuple(runs))

@@ -88,7 +88,7 @@ def _list(console: Console, names: list[str]) -> None:
         sets = [(test_set, value) for test_set, value in own.means.items() if not math.isnan(value)]
         scores = [cell for test_set, value in (sets[0], sets[-1]) for cell in (f"{value:.3f}", _short(test_set))]
         steps = ("+" if own.configuration.continue_from else "") + str(own.steps)
-        table.add_row(name, own.scheme, steps, str(1 + len(others)), *scores)
+        table.add_row(name, own.configuration.scheme, steps, str(1 + len(others)), *scores)
     console.print(table)
     bytes_of = (file.stat().st_size for name in shown for file in weight_files(zoo_path(name)))
     size = f"{sum(bytes_of) / 1e6:.0f} MB in all"

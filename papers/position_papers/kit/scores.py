@@ -76,8 +76,6 @@ class Scored:
     live: xr.Dataset | None
     """`score [method, test_set, prompt]`, `tokens [test_set]` (longest prompt); None where there are no weights."""
     recorded: tuple[Recorded, ...]
-    digest: str | None = None
-    """Of config.json and the weights; None where there are none."""
     other_seeds: Mapping[int, xr.Dataset] = field(default_factory=dict)
     """As `live` by seed, of the other seeds that have weights; none where nothing is asked beside plain scores, which are recorded."""
 
@@ -141,7 +139,7 @@ def score_subject(
     others = {seed: other for seed, other in seeds_of(subject).items() if seed != configuration.seed and other.has_weights}
     rest = {seed: _scored(other, options, cache, asked) for seed, other in others.items()} if asked else {}
     length, metric = subject.training_length, subject.task.metric
-    return Scored(subject.name, subject.layout, configuration, length, metric, live, recorded, subject.digest, rest)
+    return Scored(subject.name, subject.layout, configuration, length, metric, live, recorded, rest)
 
 
 def _scored(subject: Subject, options: ScoreOptions, cache: Cache, methods: Sequence[str]) -> xr.Dataset:

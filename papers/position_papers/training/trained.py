@@ -110,9 +110,6 @@ def configured_task(configuration: TrainingConfiguration) -> Task:
 class Recorded:
     """What one training run scored at its end."""
 
-    directory: Path
-    scheme: str
-    """Scheme or layout, as training.toml names it: "rope", "repo@1/3"."""
     seed: int
     metric: str
     prompts: int
@@ -181,7 +178,7 @@ def _left_by_training(directory: Path) -> Recorded:
     if configuration is None:
         raise InputError(f"{directory} has scores.json but no training.toml, which says what was scored; put it there")
     try:
-        run = _recorded(directory, configuration, json.loads(file.read_text(encoding="utf-8")))
+        run = _recorded(configuration, json.loads(file.read_text(encoding="utf-8")))
         file = directory / "log.jsonl"
         run = replace(run, loss=float(read_runs(file)[-1]["loss"])) if file.exists() else run
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
@@ -194,7 +191,7 @@ def _left_by_training(directory: Path) -> Recorded:
 
 
 def _in_zoo(directory: Path, line: Mapping[str, Any]) -> Recorded:
-    run = _recorded(directory, configured(line["training"]), line["scores"])
+    run = _recorded(configured(line["training"]), line["scores"])
     return replace(run, loss=line["loss"], same_texts=line.get(SAME_TEXTS), weights=_registered(directory, run.seed))
 
 
@@ -208,8 +205,8 @@ def _registered(directory: Path, seed: int) -> str:
     return next((row["sha256"] for row in csv.DictReader(rows) if row["name"] == name), "")
 
 
-def _recorded(directory: Path, configuration: TrainingConfiguration, scores: Mapping[str, Any]) -> Recorded:
+def _recorded(configuration: TrainingConfiguration, scores: Mapping[str, Any]) -> Recorded:
     means = {name: float("nan") if value is None else float(value) for name, value in scores["test_sets"].items()}
     numbers = str(scores["metric"]), int(scores["prompts"]), int(scores["steps"])
     weights = str(scores.get("weights", ""))
-    return Recorded(directory, configuration.scheme, configuration.seed, *numbers, means, configuration, weights=weights)
+    return Recorded(configuration.seed, *numbers, means, configuration, weights=weights)
