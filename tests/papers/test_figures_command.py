@@ -26,7 +26,7 @@ from repo_interp.models.checkpoints import save
 from repo_interp.models.reposition import reposition
 from repo_interp.shipped import zoo_path
 
-SIZES = ["sequences=2", "repeats=2", "controls=1", "batch_size=2"]
+SIZES = ["sequences=2", "repeated_sequences=2", "repeats=2", "controls=1", "batch_size=2"]
 
 
 @pytest.fixture(scope="module")

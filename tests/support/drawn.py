@@ -42,3 +42,11 @@ def without_pictures() -> Iterator[None]:
             report, "rendered", lambda figure, formats: dict.fromkeys(formats, b'<svg xmlns="http://www.w3.org/2000/svg"/>')
         )
         yield
+
+
+@contextmanager
+def without_figures() -> Iterator[None]:
+    """A context in which pages have no figures at all: drawing them takes longer than the analysis of a tiny model."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "figures_of", lambda run, failures: iter(()))
+        yield
