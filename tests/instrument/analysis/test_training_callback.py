@@ -48,7 +48,7 @@ def state(model):
     return modules, type(model.config), dict(vars(model.config)), torch.get_rng_state().tolist()
 
 
-@pytest.mark.parametrize(("layout", "options"), [(None, {}), (None, DYNAMIC), ("repo@1", {}), ("learned", {}), ("cope", {})])
+@pytest.mark.parametrize(("layout", "options"), [(None, DYNAMIC), ("repo@1", {}), ("cope", {})])
 def test_a_training_with_the_callback_ends_with_the_same_bits(layout, options, tmp_path):
     without = trained(tmp_path / "a", decoder(layout, **options))
     callback = ri.PositionsCallback(every=3, prompts=PROMPTS, measures=["attention_mass", "rotation"] if layout is None else None)
