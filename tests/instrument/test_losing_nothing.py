@@ -320,7 +320,7 @@ def test_a_measure_that_cannot_conclude_loses_nothing(measures, tmp_path, monkey
 
 def test_damaged_batches_and_points_are_measured_again_and_said(tmp_path, recwarn):
     bridge, task = ri.load("reversal/repo"), ri.tasks.make_task("reversal")
-    prompts = task.prompts(2, seed=0)
+    prompts = task.prompts(1, seed=0)
 
     def measured(interrupt: bool = False):
         def finished(run):
@@ -356,7 +356,7 @@ def test_a_page_is_the_same_bytes_from_memory_and_from_the_file(tmp_path):
 
     task = ri.tasks.make_task("reversal")
     run = ri.analyze(
-        ri.load("reversal/repo"), task.prompts(2, seed=0, test_set="3"), ["positions", "patterns"], layers=[2],
+        ri.load("reversal/repo"), task.prompts(2, seed=0, test_set="3"), ["patterns"], layers=[2],
         experiments=[ri.experiments.Perturbation(gammas=(0.5,), l_maxes=(2,))], task=task,
     )  # fmt: skip
     ri.write_run(run, tmp_path / "run.nc")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
+from repo_interp.plots import catalogue
 from repo_interp.plots.pages import report
 
 
@@ -46,7 +47,8 @@ def without_pictures() -> Iterator[None]:
 
 @contextmanager
 def without_figures() -> Iterator[None]:
-    """A context in which pages have no figures at all: drawing them takes longer than the analysis of a tiny model."""
+    """A context in which no figures of runs are drawn or written: they take longer than the analysis of a tiny model."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "figures_of", lambda run, failures: iter(()))
+        for module in (report, catalogue):
+            patch.setattr(module, "figures_of", lambda run, failures=None: iter(()))
         yield

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
+import warnings
 from itertools import islice
 
 import numpy as np
 import pytest
+from forked import Forked
 from hooks import hooks_of
 from hypothesis import given
 from hypothesis import strategies as st
-from places import OFFICIAL, PACKAGE
+from places import OFFICIAL
 
 import repo_interp as ri
 from repo_interp.analysis.trained_task import trained_task
@@ -242,12 +243,25 @@ one, other
 """
 
 
-@pytest.fixture(scope="module")
-def kernel():
-    """Two widgets on one bridge in a kernel of Jupyter; asks one of them, and returns its answer."""
-    from jupyter_client.manager import start_new_kernel
+def serve_kernel(file: str) -> None:
+    from ipykernel.kernelapp import IPKernelApp
 
-    manager, client = start_new_kernel(kernel_name="python3", env=os.environ | {"PYTHONPATH": str(PACKAGE.parent)})
+    warnings.simplefilter("ignore")
+    IPKernelApp.launch_instance(["-f", file])
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory):
+    """Two widgets on one bridge in a kernel of Jupyter; asks one of them, and returns its answer."""
+    from jupyter_client.blocking.client import BlockingKernelClient
+    from jupyter_client.connect import write_connection_file
+
+    file, _ = write_connection_file(str(tmp_path_factory.mktemp("kernel") / "connection.json"))
+    process = Forked(lambda: serve_kernel(file))
+    client = BlockingKernelClient(connection_file=file)
+    client.load_connection_file()
+    client.start_channels()
+    client.wait_for_ready(timeout=120)
     opened = []
 
     def hear(output):
@@ -272,7 +286,8 @@ def kernel():
     ask.count = len(opened)
     yield ask
     client.stop_channels()
-    manager.shutdown_kernel(now=True)
+    process.kill()
+    process.wait()
 
 
 def test_two_widgets_of_a_kernel_answer_by_messages_and_do_not_disturb_each_other(kernel, bridge):
