@@ -355,9 +355,10 @@ def test_layers_that_were_asked_for(name, whole):
 
 
 @pytest.mark.parametrize("name", [name for name in MEASURES if name not in ("maps", "gates", "segments")], indirect=True)
-def test_tensors_are_made_where_the_inputs_are(name):
+@pytest.mark.parametrize("softcap", [None, 1.0])
+def test_tensors_are_made_where_the_inputs_are(name, softcap):
     """What is made without a device lands on the default one: here one that holds no data."""
-    measure, inputs = made(name), [replace(each, softcap=1.0) for each in layers()[:2]]
+    measure, inputs = made(name), [replace(each, softcap=softcap) for each in layers()[:2]]
     spans = spans_of(measure.needs.segments)
     with torch.device("meta"):
         elsewhere = [measure.observe(each, spans) for each in inputs]
