@@ -39,6 +39,15 @@ def no_pictures():
         yield
 
 
+@pytest.fixture
+def no_figures():
+    """No figures are drawn for pages: of tests that look at neither figures nor pages."""
+    from drawn import without_figures
+
+    with without_figures():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _seeded():
     import torch

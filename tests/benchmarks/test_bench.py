@@ -42,9 +42,9 @@ def killed(given: Namespace):
     yield {}
 
 
-def run(monkeypatch, table: Path, parts, *words: str, start: str = "fork") -> list[running.Row]:
+def run(monkeypatch, table: Path, parts, *words: str) -> list[running.Row]:
     """Run parts of this file; a fork does not import torch again, as the start of every real part does."""
-    monkeypatch.setattr(running, "get_context", lambda real: get_context(start if real == "spawn" else None))
+    monkeypatch.setattr(running, "get_context", lambda real: get_context("fork" if real == "spawn" else None))
     parser = ArgumentParser()
     parser.add_argument("--parent", type=int, default=os.getpid())
     monkeypatch.setattr(sys, "argv", ["benchmark", *words])
@@ -56,7 +56,7 @@ def run(monkeypatch, table: Path, parts, *words: str, start: str = "fork") -> li
 def test_parts_run_in_processes_of_their_own_and_replace_their_rows(monkeypatch, tmp_path, capsys):
     table = tmp_path / "new" / "table.csv"
     parts = {name: partial(written, note=name) for name in ("b/1", "b/10", "a", "long")}
-    (row,) = run(monkeypatch, table, parts, "b/1", start="spawn")
+    (row,) = run(monkeypatch, table, parts, "b/1")
     assert row["note"] == "b/1 | True"
     before = pandas.read_csv(table)
     parts["b/1"] = partial(written, note="again")

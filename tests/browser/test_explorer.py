@@ -7,8 +7,6 @@ import http.client
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,13 +19,14 @@ import torch
 import xarray as xr
 from chromium import Browser, executable
 from families import TINY, tiny
+from forked import Forked
 from served import TOKEN, Served, serving
 from task_tokenizers import tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import repo_interp as ri
 from repo_interp.analysis.trained_task import trained_task
-from repo_interp.cli import _parser
+from repo_interp.cli import _parser, main
 from repo_interp.cli.explore import _explored
 from repo_interp.experiments.atlas import Atlas
 from repo_interp.explorer import Edit, Session
@@ -593,20 +592,17 @@ def test_a_run_brings_its_prompts_and_its_atlas_and_is_held_to_its_checkpoint(pr
         _explored(_parser(["explore"]).parse_args(other))
 
 
-def test_the_command_prints_its_address_answers_and_ends_with_an_interruption(tmp_path):
-    command = [sys.executable, "-m", "repo_interp", "explore", "reversal/repo", "--no-browser"]
-    environment = {"REPO_INTERP_CACHE": str(tmp_path)}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | environment
-    ) as process:
-        assert process.stdout is not None and process.stderr is not None
-        address = next(line for line in process.stdout if line.startswith("http://127.0.0.1:")).split()[0]
-        port, token = address.removeprefix("http://127.0.0.1:").strip("/").split("/")
-        connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=60)
-        connection.request("POST", f"/{token}/ask", json.dumps({"ask": "open"}))
-        assert json.loads(connection.getresponse().read())["checkpoint"] == "reversal/repo"
-        connection.close()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130 and process.stderr.read().count("\n") == 1
+def test_the_command_prints_its_address_answers_and_ends_with_an_interruption(tmp_path, monkeypatch):
+    monkeypatch.setenv("REPO_INTERP_CACHE", str(tmp_path))
+    process = Forked(lambda: main(["explore", "reversal/repo", "--no-browser"]))
+    address = next(line for line in process.stdout if line.startswith("http://127.0.0.1:")).split()[0]
+    port, token = address.removeprefix("http://127.0.0.1:").strip("/").split("/")
+    connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=60)
+    connection.request("POST", f"/{token}/ask", json.dumps({"ask": "open"}))
+    assert json.loads(connection.getresponse().read())["checkpoint"] == "reversal/repo"
+    connection.close()
+    os.kill(process.pid, signal.SIGINT)
+    ended = process.wait()
+    assert ended.returncode == 130 and ended.stderr.count("\n") == 1
     kept = tmp_path / "explore-token"
     assert kept.read_text() == token and kept.stat().st_mode & 0o077 == 0

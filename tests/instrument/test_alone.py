@@ -36,7 +36,7 @@ for command in ("figures", "train", "zoo"):
 for name in sys.argv[1:]:
     import_module(name)
 assert "position_papers" not in sys.modules
-sys.exit(main("analyze reversal/repo --length 4 --count 2 --measures patterns --out out".split()))
+sys.exit(main("analyze reversal/repo --length 4 --count 2 --layers 2 --measures patterns --out out".split()))
 """
 
 

@@ -8,6 +8,7 @@ import io
 import json
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -368,16 +369,20 @@ SORTING = dict(FILE.findall(PAGE.read_text(encoding="utf-8")))["position_extras/
 
 def enumerations(names: set[str]) -> set[str]:
     """Files of the package with a literal that names at least half of `names`: the places to edit where one is added."""
+    return {place for place, written in literals() if 2 * len(written & names) >= len(names)}
+
+
+@cache
+def literals() -> list[tuple[str, set[str]]]:
+    """The texts in every tuple, list, set and dictionary of the package, and the file."""
     package = Path(ri.__file__).parent
-    places = set()
-    for path in package.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Tuple | ast.List | ast.Set | ast.Dict):
-                parts = node.keys if isinstance(node, ast.Dict) else node.elts
-                written = {part.value for part in parts if isinstance(part, ast.Constant)} & names
-                if 2 * len(written) >= len(names):
-                    places.add(str(path.relative_to(package)))
-    return places
+    return [
+        (str(path.relative_to(package)), {part.value for part in parts if isinstance(part, ast.Constant)})
+        for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Tuple | ast.List | ast.Set | ast.Dict)
+        for parts in [node.keys if isinstance(node, ast.Dict) else node.elts]
+    ]
 
 
 def test_a_task_of_ours_is_its_file_a_line_and_a_recipe(tmp_path, monkeypatch):

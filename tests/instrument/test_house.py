@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from graphlib import TopologicalSorter
+from pathlib import Path
 
 import pytest
 from places import OFFICIAL, PACKAGE
@@ -38,6 +39,12 @@ LIBRARIES = {
 
 
 @functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    """Every node of a file; the first is the module."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+@functools.cache
 def imports() -> dict[str, set[str]]:
     """Every module of ours with the modules of ours that it imports, wherever in the file; the facades that load lazily are left out."""
     paths = {
@@ -51,7 +58,7 @@ def imports() -> dict[str, set[str]]:
         if name in ("repo_interp", "repo_interp.plots"):
             continue
         found: set[str] = set()
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.ImportFrom) and node.module:
                 found |= {node.module, *(f"{node.module}.{one.name}" for one in node.names)}
             elif isinstance(node, ast.Import):
@@ -189,14 +196,15 @@ SOURCES = sorted([*ROOT.rglob("*.py"), *LABORATORY.rglob("*.py")])
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(repository)))
 def test_every_module_says_what_it_is_and_nothing_below_the_commands_prints(path):
-    tree = ast.parse(path.read_text())
+    tree = nodes(path)[0]
+    assert isinstance(tree, ast.Module)
     assert ast.get_docstring(tree), "no module docstring"
     public = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")]
     assert not [node.name for node in public if not ast.get_docstring(node)]
     if "cli" not in path.parts and "commands" not in path.parts:
-        calls = [node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+        calls = [node.func.id for node in nodes(path) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
         assert "print" not in calls
     if "cli" not in path.parts and "commands" not in path.parts and path.name not in ("console.py", "progress.py"):
         assert "rich" not in {
-            node.module.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module
+            node.module.split(".")[0] for node in nodes(path) if isinstance(node, ast.ImportFrom) and node.module
         }

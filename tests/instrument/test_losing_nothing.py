@@ -163,10 +163,9 @@ def test_a_checkpoint_is_replaced_as_a_whole_and_other_files_stay(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["fresh", "model"]
 
 
-def save_until(limit: int, place: Path) -> None:
-    """Save a checkpoint over that in `place`, and die at its operation number `limit` on files."""
-    torch.manual_seed(0)
-    model, count = ri.reposition(ri.load_model("reversal/rope"), "repo"), 0
+def save_until(limit: int, model: torch.nn.Module, place: Path) -> None:
+    """Save `model` over the checkpoint in `place`, and die at its operation number `limit` on files."""
+    count = 0
 
     def watch(event, arguments):
         nonlocal count
@@ -183,11 +182,13 @@ def test_a_save_that_is_killed_anywhere_leaves_the_old_checkpoint_or_the_new_one
     old, new, place = tmp_path / "old", tmp_path / "new", tmp_path / "model"
     saved(old, "nope", tokenizer=True)
     saved(new, "repo")
+    torch.manual_seed(0)
+    model = ri.reposition(ri.load_model("reversal/rope"), "repo")
     states, ended = [], False
     while not ended:
         shutil.rmtree(place, ignore_errors=True)
         shutil.copytree(old, place)
-        ended = forked(lambda: save_until(len(states) + 1, place)).returncode == 0
+        ended = forked(lambda: save_until(len(states) + 1, model, place)).returncode == 0
         states.append(tree(place))
     assert len(states) > 5 and all(state in (tree(old), tree(new)) for state in states)
     assert states[0] == tree(old) and states[-1] == tree(new)
@@ -241,7 +242,7 @@ def test_figures_on_a_full_disk_are_one_line(tmp_path):
     assert not list(tmp_path.rglob("*.nc"))
 
 
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("no_figures")
 def test_a_full_standard_output_costs_what_is_printed_and_nothing_else(tmp_path):
     with open("/dev/full", "w") as nowhere:
         done = forked(lambda: main([*SHORT, "--out", "o"]), tmp_path, nowhere)
@@ -292,7 +293,7 @@ class Late:
 }
 
 
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("measures", ["positions,late", "late"])
 def test_a_measure_that_cannot_conclude_loses_nothing(measures, tmp_path, monkeypatch, capsys):
     install(tmp_path, PLUGIN)
@@ -319,7 +320,7 @@ def test_a_measure_that_cannot_conclude_loses_nothing(measures, tmp_path, monkey
 
 def test_damaged_batches_and_points_are_measured_again_and_said(tmp_path, recwarn):
     bridge, task = ri.load("reversal/repo"), ri.tasks.make_task("reversal")
-    prompts = task.prompts(2, seed=0)
+    prompts = task.prompts(1, seed=0)
 
     def measured(interrupt: bool = False):
         def finished(run):
@@ -355,7 +356,7 @@ def test_a_page_is_the_same_bytes_from_memory_and_from_the_file(tmp_path):
 
     task = ri.tasks.make_task("reversal")
     run = ri.analyze(
-        ri.load("reversal/repo"), task.prompts(2, seed=0, test_set="3"), ["positions", "patterns"],
+        ri.load("reversal/repo"), task.prompts(2, seed=0, test_set="3"), ["patterns"], layers=[2],
         experiments=[ri.experiments.Perturbation(gammas=(0.5,), l_maxes=(2,))], task=task,
     )  # fmt: skip
     ri.write_run(run, tmp_path / "run.nc")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -25,7 +26,7 @@ from repo_interp.models.checkpoints import save
 from repo_interp.models.reposition import reposition
 from repo_interp.shipped import zoo_path
 
-SIZES = ["sequences=2", "repeats=2", "controls=1", "batch_size=2"]
+SIZES = ["sequences=2", "repeated_sequences=2", "repeats=2", "controls=1", "batch_size=2"]
 
 
 @pytest.fixture(scope="module")
@@ -175,12 +176,19 @@ def test_an_interrupted_making_goes_on_where_it_stopped(checkpoints, tmp_path, c
     assert loaded == ["0", "0", "1", "1", "1"], "what is kept is not measured again"
 
 
+@pytest.mark.usefixtures("forking")
 def test_two_processes_leave_the_same_as_one(checkpoints, tmp_path, monkeypatch):
     sizes = [word for size in SIZES for word in ("--set", size)]
     given = ["figures", "hope", "--no-zoo", "--checkpoint", f"language/rope={checkpoints / '2'}", *sizes]
     given += ["--experiment", "components", "--experiment", "vaf"]
     assert main([*given, "--jobs", "1", "--out", str(tmp_path / "one")]) == 0
-    monkeypatch.setattr(replicates, "load", None)  # this process measures nothing
+    here, load = os.getpid(), replicates.load
+
+    def elsewhere(path, device):
+        assert os.getpid() != here
+        return load(path, device)
+
+    monkeypatch.setattr(replicates, "load", elsewhere)
     assert main([*given, "--jobs", "2", "--out", str(tmp_path / "two")]) == 0
     assert files(tmp_path / "two") == files(tmp_path / "one")
 

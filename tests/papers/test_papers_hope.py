@@ -326,6 +326,12 @@ def few_draws(monkeypatch):
     monkeypatch.setattr(mean_curves, "DRAWS", 50)
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """What was measured of `checkpoints` with SIZES."""
+    return Cache(tmp_path_factory.mktemp("kept"))
+
+
 def test_streamed_prompts_are_the_prompts_of_one_analysis(checkpoints):
     bridge = load(checkpoints / "rope")
     prompts = list(random_prompts(bridge, 12, 5, 0))
@@ -370,9 +376,9 @@ def test_components_of_a_pair_add_up_to_the_logit_of_the_model(checkpoints):
         components_of_pair(bridge, tokens, 2, 8)
 
 
-def test_what_is_measured_is_the_mean_over_replicates(checkpoints):
+def test_what_is_measured_is_the_mean_over_replicates(checkpoints, kept):
     rope, learned = (subject(name, checkpoints / name) for name in ("rope", "learned"))
-    within, beyond = replicates.within(rope, SMALL, Cache()), replicates.beyond(rope, SMALL, Cache())
+    within, beyond = replicates.within(rope, SMALL, kept), replicates.beyond(rope, SMALL, kept)
     assert within.sizes["distance"] == L
     assert beyond is not None
     assert beyond.sizes["distance"] == 2 * L
@@ -382,7 +388,7 @@ def test_what_is_measured_is_the_mean_over_replicates(checkpoints):
     assert_allclose(within["first_layer_by_distance"].sum("component"), within["logit"].isel(layer=0), rtol=1e-6)
     logits = within["logit"].sel(weights="trained").values
     assert not np.array_equal(logits[0], logits[1])
-    assert replicates.beyond(learned, SMALL, Cache()) is None
+    assert replicates.beyond(learned, SMALL, kept) is None
 
 
 def test_what_is_kept_is_what_was_measured(checkpoints, tmp_path):
@@ -442,9 +448,9 @@ def test_a_small_file_stands_in_for_the_saved_steps(checkpoints, tmp_path):
 
 
 @pytest.mark.usefixtures("few_draws")
-def test_figures_on_tiny_models_end_to_end(checkpoints, tmp_path):
+def test_figures_on_tiny_models_end_to_end(checkpoints, kept, tmp_path):
     paths = {name: str(checkpoints / name) for name in ("rope", "learned", "repo")}
-    results = results_on(dict(paths), Options(**SIZES))
+    results = results_on(dict(paths), Options(**SIZES), kept)
     write_paper(tmp_path / "hope", PAPER, results, paths, "repo-interp figures hope", {}, ("png", "nc"))
     out = tmp_path / "hope"
     names = {"logit_by_distance", "turns_repo"} | {
@@ -469,8 +475,9 @@ def test_figures_on_tiny_models_end_to_end(checkpoints, tmp_path):
         assert "caption" in stored.attrs
 
 
-def test_a_claim_without_a_checkpoint_is_not_measurable(checkpoints):
-    verdicts = verdicts_of(results_on({"learned": checkpoints / "learned"}, Options(**SIZES), drawn=False))
+@pytest.mark.usefixtures("few_draws")
+def test_a_claim_without_a_checkpoint_is_not_measurable(checkpoints, kept):
+    verdicts = verdicts_of(results_on({"learned": checkpoints / "learned"}, Options(**SIZES), kept, drawn=False))
     missing = {(each.claim.label, each.checkpoint) for each in verdicts if each.outcome == UNMEASURABLE and each.claim.id < "H6"}
     assert missing == {
         *((claim, name) for claim in OF_ALL for name in ("rope", "kerple")),

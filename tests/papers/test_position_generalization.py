@@ -19,7 +19,7 @@ from position_papers.kit.paper_directory import write_paper
 from position_papers.kit.subjects import Subject, subject
 from position_papers.position_generalization import disturbed
 from position_papers.position_generalization.extrapolation import EXTRAPOLATION, P7, P7_WINDOWS
-from position_papers.position_generalization.fits import of_heads
+from position_papers.position_generalization.fits import FITS, of_heads
 from position_papers.position_generalization.measured import Measured, Options, of_tokens
 from position_papers.position_generalization.paper import PAPER
 from position_papers.position_generalization.rotation import _slow
@@ -156,12 +156,13 @@ def test_figures_and_verdicts_are_written(made, results):
 def test_what_was_measured_is_not_measured_again(made, results):
     subjects, options, home = made
     kept = {file: file.stat().st_mtime_ns for file in (home / "cache").glob("*.nc")}
-    undrawn = [dataclasses.replace(experiment, draw=lambda data: iter(())) for experiment in PAPER.experiments]
+    undrawn = [dataclasses.replace(experiment, draw=lambda data: iter(())) for experiment in (FITS, TOLERANCE)]
     again = measured(subjects, options, Cache(home / "cache"), progress := [], undrawn)
     assert "fits: rope" in progress and "tolerance: repo@1, rope" in progress
     assert {file: file.stat().st_mtime_ns for file in (home / "cache").glob("*.nc")} == kept
-    verdicts = [[verdict for result in some for verdict in result.verdicts] for some in (results, again)]
-    assert verdicts[0] == verdicts[1]
+    before = [result for result in results if result.experiment in (FITS, TOLERANCE)]
+    verdicts = [[verdict for result in some for verdict in result.verdicts] for some in (before, again)]
+    assert verdicts[0] == verdicts[1] != []
 
 
 def test_shorter_sequences_say_nothing_about_longer_ones(made):

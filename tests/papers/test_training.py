@@ -6,8 +6,6 @@ import json
 import math
 import os
 import signal
-import subprocess
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -15,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from forked import Forked
 from numpy.testing import assert_allclose
 from task_tokenizers import tokenizer
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
@@ -113,33 +112,16 @@ def without_time(record: dict) -> dict:
     return {name: value for name, value in record.items() if name != "seconds"}
 
 
-KILLED = """
-import sys
-from functools import partial
-from pathlib import Path
-from position_papers.training.configuration import TrainingConfiguration, read_toml, replaced
-from position_papers.training.folder import TrainingFolder
-from position_papers.training.preparation import prepare
-from position_papers.training.loop import train
-
-folder = TrainingFolder(sys.argv[1])
-stated = read_toml(folder.configuration)
-configuration = replaced(TrainingConfiguration(task=stated["task"]), stated)
-for record in train(prepare(configuration), folder, save_seconds=0.0):
-    pass
-"""
-
-
 def test_a_run_that_is_killed_ends_with_the_same_bytes(tmp_path):
     long = replaced(TINY, {"steps": 60, "checkpoint_every": 20, "log_every": 1})
     expected = weights(trained(long, tmp_path / "undisturbed"))
     folder = TrainingFolder(tmp_path / "run")
     folder.begin(to_toml(long))
-    process = subprocess.Popen([sys.executable, "-c", KILLED, str(folder.directory)], env=os.environ | {"OMP_NUM_THREADS": "1"})
-    while process.poll() is None and steps_done(folder) < 10:
+    process = Forked(lambda: list(train(prepare(long), folder, save_seconds=0.0)) and 0)
+    while steps_done(folder) < 10:
         time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    process.kill()
+    assert process.wait().returncode == -signal.SIGKILL
     assert not folder.is_finished and folder.state.exists()
     list(train(prepare(long), folder))
     assert weights(folder) == expected
@@ -381,6 +363,14 @@ def test_a_damaged_state_is_refused_by_one_line(tmp_path):
         list(train(prepare(TINY), folder))
 
 
+def test_a_run_in_a_fresh_process_ends_with_the_same_bytes(undisturbed, tmp_path):
+    folder = TrainingFolder(tmp_path / "run")
+    folder.begin(to_toml(TINY))
+    assert train_side_by_side([(TINY, folder.directory)], jobs=1, watch=lambda: None)
+    assert weights(folder) == weights(undisturbed)
+
+
+@pytest.mark.usefixtures("forking")
 def test_runs_side_by_side_are_the_runs_one_by_one_also_when_interrupted(undisturbed, tmp_path):
     long = replaced(TINY, {"steps": 3000, "log_every": 10})
     runs = []
@@ -408,6 +398,7 @@ def sleeping(seconds: int) -> None:
     time.sleep(seconds)
 
 
+@pytest.mark.usefixtures("forking")
 def test_an_interrupt_ends_work_side_by_side_at_once_and_an_error_lets_nothing_more_begin():
     interrupts = []
 

@@ -104,6 +104,7 @@ def test_a_part_of_the_plan_comes_with_what_it_continues():
         planned_runs(plan[1:])
 
 
+@pytest.mark.usefixtures("forking")
 def test_a_plan_is_trained_in_order_resumed_and_installed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     plan = (

@@ -54,7 +54,8 @@ class Case:
         line = self.given.get("line", "")
         known = {"measures": measure_names, "experiments": experiment_names, "shipped": shipped_names}
         for word, named in known.items():
-            line = line.replace(f"<{word}>", ", ".join(named()))
+            if f"<{word}>" in line:
+                line = line.replace(f"<{word}>", ", ".join(named()))
         return line
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
+from repo_interp.plots import catalogue
 from repo_interp.plots.pages import report
 
 
@@ -41,4 +42,13 @@ def without_pictures() -> Iterator[None]:
         patch.setattr(
             report, "rendered", lambda figure, formats: dict.fromkeys(formats, b'<svg xmlns="http://www.w3.org/2000/svg"/>')
         )
+        yield
+
+
+@contextmanager
+def without_figures() -> Iterator[None]:
+    """A context in which no figures of runs are drawn or written: they take longer than the analysis of a tiny model."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (report, catalogue):
+            patch.setattr(module, "figures_of", lambda run, failures=None: iter(()))
         yield

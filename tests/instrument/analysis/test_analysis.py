@@ -98,7 +98,7 @@ def test_report_and_figures_are_there(results):
     assert sorted(path.name for path in results.iterdir()) == ["figures", "report.html", "run.nc"]
 
 
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("no_figures")
 def test_layers_and_heads_asked_for_are_those_measured(results, prompts_file, tmp_path):
     options = ["--layers", "2-3", "--heads", "3,1", "--measures", "positions,attention_mass", "--out", str(tmp_path / "part")]
     assert main(["analyze", *AUTHORS, "--prompts", str(prompts_file), *options]) == 0
@@ -109,7 +109,7 @@ def test_layers_and_heads_asked_for_are_those_measured(results, prompts_file, tm
         assert_allclose(part[group][name], whole[group][name].sel(layer=[2, 3], head=[1, 3]), atol=1e-5)
 
 
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("no_figures")
 def test_prompts_without_generated_tokens_leave_the_mass_out(tmp_path, capsys):
     (tmp_path / "p.jsonl").write_text(json.dumps({"tokens": list(range(40))}) + "\n")
     command = ["analyze", *REPO_MHA, "--prompts", str(tmp_path / "p.jsonl"), "--out", str(tmp_path / "out")]
@@ -134,7 +134,7 @@ def interruptible(store: Path, out: Path, wait: bool = False) -> list[int]:
             say("nine")
             time.sleep(600)
 
-    ri.write_run(ri.analyze(bridge, prompts, store=store, progress=progress), out)
+    ri.write_run(ri.analyze(bridge, prompts, ("positions", "predictions"), store=store, progress=progress), out)
     return steps
 
 

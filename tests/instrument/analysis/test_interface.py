@@ -12,6 +12,7 @@ from families import tiny
 from torch.testing import assert_close
 
 import repo_interp as ri
+from repo_interp.analysis import defaults
 from repo_interp.cli import main
 from repo_interp.errors import InputError
 from repo_interp.experiments import atlas
@@ -298,11 +299,12 @@ def test_arguments_of_another_kind_are_refused_in_one_line(niah, task_prompts, t
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("checkpoint", ["reversal/repo", "reversal/rope"])
 def test_analyze_has_the_defaults_of_the_command(checkpoint, tmp_path, monkeypatch):
     """Prompts, measures, experiments and every number."""
     monkeypatch.setattr(atlas, "default_twins", lambda model: 1)
+    monkeypatch.setattr(defaults.default_prompts, "__defaults__", (3,))  # prompts in place of twenty
     assert main(["analyze", checkpoint, "--out", str(tmp_path / "out")]) == 0
     run, expected = ri.analyze(ri.zoo(checkpoint)), ri.read_run(tmp_path / "out")
     assert set(run.children) == set(expected.children) and "atlas" in run

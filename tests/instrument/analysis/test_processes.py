@@ -180,7 +180,7 @@ def test_a_process_that_dies_leaves_what_another_goes_on_with(launched, tmp_path
     xr.testing.assert_identical(again, ri.analyze(bridge, given, ["positions", "components"]))
 
 
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("no_figures")
 def test_resume_goes_on_draws_and_leaves_alone_what_is_finished(tmp_path, capsys):
     out = tmp_path / "out"
     command = [*SCORE, "--out", str(out)]
@@ -257,7 +257,7 @@ def test_automatic_batches_follow_lengths_and_memory(monkeypatch):
         xr.testing.assert_allclose(together["components"][name], values, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("no_figures")
 def test_resume_refuses_the_results_of_another_checkpoint_or_command(tmp_path, capsys):
     out = ["--out", str(tmp_path / "out")]
     assert main(["analyze", "reversal/rope", "--measures", "positions", "--length", "3", "--count", "1", *out]) == 0
@@ -272,7 +272,7 @@ def test_resume_refuses_the_results_of_another_checkpoint_or_command(tmp_path, c
     assert tree(tmp_path / "out") == finished
 
 
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("no_figures")
 def test_resume_refuses_a_finished_run_of_another_question(tmp_path, capsys, monkeypatch):
     """Found: it said what the run holds, and ended with 0."""
     monkeypatch.chdir(tmp_path)
@@ -305,7 +305,7 @@ def test_resume_refuses_a_finished_run_of_another_question(tmp_path, capsys, mon
     assert "--count was 2, now 3" in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("no_figures")
 def test_what_is_kept_of_another_question_is_not_thrown_away_without_a_word(tmp_path, capsys):
     out, question = tmp_path / "out", ["analyze", "reversal/rope", "--measures", "positions", "--length", "3"]
     store = out / ".batches"

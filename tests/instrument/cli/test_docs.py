@@ -15,6 +15,8 @@ from repo_interp.experiments import atlas
 PAGES = sorted(DOCS.glob("*.md"))
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+MANY = re.compile(r"(?<=\.prompts\()\d+|(?<=count=)\d+")
+"""Numbers of prompts, of which two are run."""
 BIN = ".venv/bin/"
 LARGEST_PICTURE = 80_000
 
@@ -29,8 +31,8 @@ def make():
 
 
 @pytest.fixture
-def quickly(no_pictures, monkeypatch):
-    """Pages draw nothing, and names of heads are held to one random model in place of ten."""
+def quickly(no_figures, monkeypatch):
+    """Pages have no figures, and names of heads are held to one random model in place of ten."""
     monkeypatch.setattr(atlas, "default_twins", lambda model: 1)
 
 
@@ -90,7 +92,7 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(name, tmp_path, monkeypatc
     assert code
     names: dict = {}
     for number, block in enumerate(code):
-        exec(compile(block.replace(".prompts(8,", ".prompts(2,"), f"{name}, block {number}", "exec"), names)
+        exec(compile(MANY.sub(lambda found: str(min(2, int(found[0]))), block), f"{name}, block {number}", "exec"), names)
 
 
 @pytest.mark.parametrize("page", [*PAGES, DOCS.parent / "README.md"], ids=lambda page: page.name)

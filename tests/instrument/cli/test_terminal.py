@@ -114,7 +114,7 @@ def test_figures_are_written_in_the_formats_that_are_asked_for(tmp_path, capsys)
     assert "wanted formats of png, svg, pdf, not 'gif'" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("no_figures")
 def test_a_setting_names_its_owner_or_leaves_it_out(tmp_path, capsys):
     (tmp_path / "p.jsonl").write_text('{"tokens": [3, 4, 5, 6, 7, 8, 9, 10], "generated": [7]}\n')
     words = ["analyze", str(OFFICIAL / "repo_mha"), "--prompts", str(tmp_path / "p.jsonl"), "--measures", "patterns,positions"]

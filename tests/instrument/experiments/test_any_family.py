@@ -21,7 +21,7 @@ def prompts() -> list[Prompt]:
     return [Prompt(tokens=tuple(map(int, row)), spans={"needle": (17, 18)}, generated=(20, 21, 22)) for row in DRAWN]
 
 
-@pytest.fixture(scope="module", params=["qwen3_next", "gpt_oss", "gpt_neox", "mixtral"])
+@pytest.fixture(scope="module", params=["qwen3_next", "gpt_oss", "gpt_neox"])
 def bridge(request):
     torch.manual_seed(0)
     return ri.bridge(ri.reposition(small_model(request.param), "rope"))

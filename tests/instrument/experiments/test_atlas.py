@@ -110,7 +110,7 @@ def run(runs) -> xr.DataTree:
     return runs["repo"]
 
 
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("no_figures")
 def test_the_command_writes_the_tables_and_the_page(tmp_path, capsys):
     options = "--measures three_axis --experiments atlas --count 2 --set atlas.twins=1 --set atlas.sequences=2"
     assert main(["analyze", "reversal/nope", "--length", "4", *options.split(), "--out", str(tmp_path / "out")]) == 0

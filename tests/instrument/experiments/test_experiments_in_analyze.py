@@ -80,7 +80,7 @@ def test_figures_and_sections_are_there(results):
     assert 'alt="Perturbation task score"' in page and 'alt="Three axis, layer ' not in page, "the page has these as charts"
 
 
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("no_figures")
 def test_prompts_of_a_file_are_judged_by_what_they_mark(tmp_path, capsys):
     tokens = np.random.default_rng(0).integers(3, 250, (2, 40)).tolist()
     (tmp_path / "p.jsonl").write_text("".join(json.dumps({"tokens": row}) + "\n" for row in tokens))

@@ -126,7 +126,7 @@ def test_several_needles_have_no_one_depth_and_so_no_map(hub):
         ri.score_needles(ri.load(hub), [20], count=1)
 
 
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("no_figures")
 def test_the_command_asks_any_checkpoint_for_needles(hub, tmp_path, capsys):
     words = ["ruler", "--test-sets", "600", "--count", "2", "--set", "dialect=repo", "--out"]
     assert cli.main(["score", str(hub), *words, str(tmp_path / "out")]) == 0

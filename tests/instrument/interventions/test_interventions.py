@@ -97,18 +97,16 @@ def test_the_model_is_as_before_to_the_last_bit(case, where, model):
 
 
 @pytest.mark.parametrize("case", ALL)
-def test_an_error_inside_leaves_nothing_behind(case, repo):
-    bridge = ri.bridge(deepcopy(repo))
-    bridge(TOKENS)  # a bridge attaches hooks of its own in its first pass
-    before, plain = hooks_of(bridge), logits_of(bridge)
+def test_an_error_inside_leaves_nothing_behind(case, bridged):
+    before, plain = hooks_of(bridged), logits_of(bridged)
 
     def fail(positions, hook):
         raise RuntimeError("in the midst of a pass")
 
-    with pytest.raises(RuntimeError, match="in the midst"), ALL[case](bridge):
-        bridge.run_with_hooks(TOKENS, fwd_hooks=[("blocks.2.attn.hook_positions", fail)])
-    bridge.reset_hooks()
-    assert hooks_of(bridge) == before and torch.equal(logits_of(bridge), plain)
+    with pytest.raises(RuntimeError, match="in the midst"), ALL[case](bridged):
+        bridged.run_with_hooks(TOKENS, fwd_hooks=[("blocks.2.attn.hook_positions", fail)])
+    bridged.reset_hooks()
+    assert hooks_of(bridged) == before and torch.equal(logits_of(bridged), plain)
 
 
 @torch.no_grad()
@@ -253,14 +251,20 @@ def bridged(repo):
     return bridge
 
 
+@pytest.fixture(scope="module")
+def alone(bridged):
+    """The logits inside a context by itself."""
+    found = {}
+    for name, context in FORWARD.items():
+        with context(bridged):
+            found[name] = logits_of(bridged)
+    return found
+
+
 @pytest.mark.parametrize(("first", "second"), list(combinations_with_replacement(FORWARD, 2)))
-def test_every_two_contexts_end_in_any_order_and_leave_the_model_as_it_was(first, second, bridged):
+def test_every_two_contexts_end_in_any_order_and_leave_the_model_as_it_was(first, second, bridged, alone):
     """Found: of `yarn` and `interpolated` the one that was left last put back the other's rotation."""
     hooks, aliases, plain = hooks_of(bridged), [dict(block.hook_aliases) for block in bridged.blocks], logits_of(bridged)
-    alone = {}
-    for name in {first, second}:
-        with FORWARD[name](bridged):
-            alone[name] = logits_of(bridged)
     for last in (0, 1):
         both = [FORWARD[first](bridged), FORWARD[second](bridged)]
         for context in both:

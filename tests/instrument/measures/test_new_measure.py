@@ -63,7 +63,7 @@ def test_it_is_known_by_name_and_its_fields_are_its_parameters(walk):
     assert of_training_length(measure, 64).parameters["training_length"] == 64
 
 
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("no_figures")
 def test_the_command_measures_it_like_any_other(walk, tmp_path):
     options = ["--count", "3", "--batch-size", "2", "--set", "walk.kinds=lines,sentences"]
     assert main(["analyze", "niah/rope", "--measures", "positions,walk", *options, "--out", str(tmp_path / "run")]) == 0

@@ -158,7 +158,7 @@ def test_the_scores_are_those_of_what_is_stored(adapter):
         assert np.mean(task.score(forced_responses(model, task, prompts), prompts)) == stated["test_sets"][test_set]
 
 
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("no_figures")
 def test_every_command_takes_it(adapter, base, tmp_path, capsys):
     assert main(["inspect", str(adapter)]) == 0
     assert "an adapter on top of" in capsys.readouterr().out

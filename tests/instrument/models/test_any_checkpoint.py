@@ -44,7 +44,7 @@ def test_learned_positions_are_saved_and_loaded_in_any_family(family, stored, tm
         assert torch.equal(again(TOKENS, use_cache=False).logits, expected)
 
 
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("family", ["gpt_oss", "qwen3_next"])
 def test_the_commands_take_any_family(family, stored, tmp_path, capsys):
     directory, _ = stored(family)

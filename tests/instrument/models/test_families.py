@@ -14,7 +14,7 @@ from benchmarks.families import COLUMNS, GOOD, page, small_configuration, small_
 from repo_interp.models.reposition import attentions, longest_prompt, with_layout
 
 DIFFERENT = (
-    *("gpt_neox", "glm4", "cohere2", "gemma3_text", "gpt_oss", "mixtral", "gpt2", "qwen3_next", "lfm2"),
+    *("gpt_neox", "glm4", "cohere2", "gemma3_text", "gpt_oss", "gpt2", "qwen3_next", "lfm2"),
     *("deepseek_v32", "nanochat", "inkling_text", "bloom", "falcon", "gptj"),
 )
 """Fused and partial; interleaved pairs; layers without rotation; two frequencies; sinks; experts; learned absolute positions; hybrids;

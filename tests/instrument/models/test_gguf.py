@@ -219,7 +219,7 @@ def test_it_is_converted_once_and_anew_when_it_changes(written):
     assert not [path for path in directory.parent.iterdir() if path.name.endswith(".unfinished")]
 
 
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("no_figures")
 def test_every_command_takes_it(written, tmp_path, capsys):
     _, file = written
     assert main(["inspect", str(file)]) == 0

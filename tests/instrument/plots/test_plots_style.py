@@ -140,7 +140,7 @@ from run_fixture import small_run
 from repo_interp.plots import position_lines, report_page, save_figure
 run = small_run()
 save_figure(position_lines(run, layer=5, head=1), sys.argv[1] + "/lines", ("png", "svg", "pdf"))
-part = xr.DataTree.from_dict({"/attention_mass": run["attention_mass"].to_dataset()})
+part = xr.DataTree.from_dict({"/attention_mass": run["attention_mass"].to_dataset().isel(layer=[5])})
 report_page(part, sys.argv[1] + "/report.html")
 """
 
