@@ -234,7 +234,8 @@ def _ablations(rope: Scored, ablations: Mapping[str, Scored]) -> Iterator[Verdic
 
     above = {"AB2": between(samples["hope_ab1"], samples["hope_ab2"])}
     not_below = {RIVALS[ROPE]: between(samples["hope_ab2"], samples[ROPE])}
-    told = [f"{name} {in_words(each, 'above', ' points', 100)}" for name, each in (("AB1", above), ("AB2", not_below))]
+    steps = sorted((("AB1", above), ("AB2", not_below)), key=lambda step: min(each.margin for each in step[1].values()))
+    told = [f"{name} {in_words(each, 'above', ' points', 100)}" for name, each in steps]  # as above
     yield row(H7, "hope_ab1", {AB1: above, AB2: not_below}, compared, *told)
     if "hope_ab3" not in every:
         yield unmeasured(H7_REMOVED, rope.name, missing(["hope_ab3"], "copying"))
