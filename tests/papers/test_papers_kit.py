@@ -329,7 +329,7 @@ def test_every_part_of_a_claim_is_a_row_of_its_own(tmp_path):
         ("X1 (part)", "a: 1", "fails"),
         ("X2", "a: 1<br>b: 1", "**holds**"),
         ("X3", "–", "not measurable (needs steps)"),
-        ("X4", "a: 3", "undecided (as claimed so far, too few samples)"),
+        ("X4", "a: 3", "undecided (right direction, too few samples)"),
         ("X5", "–", "not measured yet"),
     ]
     assert "2 hold, 1 fails, 1 is undecided, 1 is not measurable, 1 is not measured yet." in page
