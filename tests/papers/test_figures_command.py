@@ -127,7 +127,7 @@ def test_a_paper_makes_its_directory_and_the_page_has_every_claim_with_its_comma
     page += gallery
     for link in re.findall(r'(?:href|src)="([^"#]+)', page) + re.findall(r"\]\(([^)#]+)\)", page):
         assert (out / link).is_file() or not (out / link).parent.exists()
-    assert "not made yet, `repo-interp figures cope`" in gallery and "| [H1](hope/README.md) |" in gallery
+    assert "not made yet, `repo-interp figures cope`" in gallery and "| [H1][H] |" in gallery
     assert [path.name for path in (out / "hope").glob("logit_by_distance.*")] == ["logit_by_distance.png"]
 
 

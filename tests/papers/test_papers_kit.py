@@ -468,7 +468,7 @@ def test_a_claim_stands_where_it_holds_on_all_that_it_speaks_of_and_beyond_its_n
     assert stands(several, judged(several, "a", HOLDS), judged(several, "b", FAILS)) == (FAILS, (in_part,))
     # Of the checkpoints for one thing the first that is judged decides.
     newer_fails = (judged(several, "a", FAILS), judged(several, "older", HOLDS))
-    assert stands(several, *newer_fails) == (FAILS, ()) and stands(several, newer_fails[1]) == (HOLDS, ())
+    assert stands(several, *newer_fails) == (FAILS, ()) and stands(several, newer_fails[1]) == (HOLDS, reason(Kind.UNTOLD, "c"))
     assert stands(several, judged(several, "elsewhere", HOLDS)) == (HOLDS, ())
     chance = (UNDECIDED, (Reason(Kind.CHANCE),))
     assert stands(claim, judged(claim, "a", UNDECIDED)) == chance
@@ -556,7 +556,7 @@ def test_a_checkpoint_beside_the_zoo_has_a_section_of_its_own(tmp_path):
     own = (tmp_path / "claims.md").read_text().partition("## real")[2].partition("## Every number")[0]
     assert "| claim | what the paper says | paper's number | code | prose | zoo's primary |" in own
     assert "| **holds**: 0.6 | fails: 0.4 | not measured yet |" in own
-    assert "make code\nmake prose" in own and "(real/prose/mine/README.md)" in gallery
+    assert "make code\nmake prose" in own and "(real/prose/mine/README.md)" in own and "[real](claims.md#real)" in gallery
     assert page_above(tmp_path / "real" / "code") == tmp_path
     assert page_above(tmp_path / "real" / "code" / "deeper") is None
 

@@ -17,7 +17,7 @@ from task_tokenizers import tokenizer
 from trained_tiny import left_by_training, trained
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from position_papers.kit import learned_positions
+from position_papers.kit import learned_positions, seeds
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import (
     FAILS,
@@ -36,7 +36,7 @@ from position_papers.kit.experiment import run
 from position_papers.kit.paper_directory import write_paper
 from position_papers.kit.scores import Scored
 from position_papers.kit.subjects import Given, subject
-from position_papers.repo import attention, causes, chunks, haystack, mirror, ranges, seeds, segments
+from position_papers.repo import attention, causes, chunks, haystack, mirror, ranges, segments
 from position_papers.repo.checkpoints import longest_trained, needles, reads_text
 from position_papers.repo.chunks import PATTERNS, same_as_claimed
 from position_papers.repo.efficiency import EFFICIENCY, OLMO_2, configuration, counts

@@ -79,7 +79,8 @@ def standing(deciding: Deciding, paper: Paper, claim: Claim) -> Verdict | None:
     """The verdict on `claim` itself; None where nothing was measured yet.
 
     It holds where all rows that decide do, and is undecided where some are and none fails. Reasons say in how many they do where not in
-    all, which of the parts that it also has to hold (`Claim.also`) speak against it or cannot be told.
+    all, which of the parts that it also has to hold (`Claim.also`) speak against it or cannot be told, and of which things that it is about
+    nothing can.
     """
     rows = deciding(claim)
     judged = [row for row in rows if row["outcome"] != UNMEASURABLE]
@@ -97,6 +98,10 @@ def standing(deciding: Deciding, paper: Paper, claim: Claim) -> Verdict | None:
     untold = [
         Reason(Kind.UNTOLD, _beside(part, claim)) for part, own in parts.items() if own is None or own.outcome == UNMEASURABLE
     ]
+    names = {row["checkpoint"] for row in judged}
+    silent = [group[0] for group in claim.about if not names & {*group}]
+    if 0 < len(silent) < len(claim.about):
+        untold.append(Reason(Kind.UNTOLD, ", ".join(silent)))
     if held < len(judged):
         return _verdict(claim, judged, FAILS, (Reason(Kind.PART, count=held, of=len(judged)), *lacks))
     return _verdict(claim, judged, HOLDS, lacks or untold)
