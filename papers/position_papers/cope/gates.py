@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -30,7 +30,7 @@ from matplotlib.lines import Line2D
 from position_papers.cope.perplexity import LANGUAGE
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
-from position_papers.kit.experiment import Drawing, Experiment, Needs, each
+from position_papers.kit.experiment import Drawing, Experiment, Needs, each, joined
 from position_papers.kit.rules import All, AtLeast, AtMost
 from position_papers.kit.scores import ScoreOptions, of_tasks
 from position_papers.kit.seeds import over_seeds
@@ -97,7 +97,6 @@ SHARES = ("separator_share", "separator_share_shuffled", "separator_share_chance
 MASSES = ("last_segment_mass", "last_segment_shuffled", "last_segment_chance")
 _BY_HEAD = (*SHARES, *MASSES, "separator_share_even", "last_segment_even")
 _OF_FIRST_TEXT = ("position_attention", "gate_by_token", "counted", "separator")
-_TOGETHER: Any = {"join": "outer", "coords": "minimal", "compat": "override"}
 
 
 def measure(subjects: Sequence[Subject], options: GateOptions, cache: Cache) -> tuple[str, xr.Dataset]:
@@ -125,8 +124,7 @@ def measure_gates(subject: Subject, options: GateOptions) -> xr.Dataset:
         gates = Gates(kinds=KINDS, maps=maps, map_tokens=tokens, draws=options.draws, seed=options.seed)
         run = analyze(bridge, prompts, [gates], batch_size=options.batch_size)  # pyright: ignore[reportArgumentType]
         datasets[name] = run["gates"].to_dataset()
-    weights = xr.IndexVariable("weights", list(datasets))
-    by_head = xr.concat([dataset[list(_BY_HEAD)] for dataset in datasets.values()], dim=weights, **_TOGETHER)
+    by_head = joined({name: dataset[list(_BY_HEAD)] for name, dataset in datasets.items()}, "weights", "outer")
     first = {name: datasets["trained"][name].isel(prompt=0, drop=True) for name in _OF_FIRST_TEXT}
     words = xr.DataArray(list(prompts[0].token_text or map(str, prompts[0].tokens)), dims="key")
     return by_head.assign(first).assign(text=described(words, "text of a token", "1"))

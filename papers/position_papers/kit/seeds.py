@@ -22,7 +22,7 @@ import xarray as xr
 from position_papers.kit import learned_positions
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import FAILS, HOLDS, UNDECIDED, UNMEASURABLE, Interval, Kind, Reason, Verdict, unmeasured
-from position_papers.kit.experiment import Drawing, Experiment
+from position_papers.kit.experiment import Drawing, Experiment, joined
 from position_papers.kit.subjects import Subject, seeds_of
 
 USE = {
@@ -91,11 +91,7 @@ def over_seeds(
 
 def _joined(by_seed: Mapping[int, xr.Dataset]) -> dict[str, xr.DataArray]:
     """The variables of all seeds along a new first axis `seed`."""
-    if not by_seed:
-        return {}
-    axis = xr.IndexVariable("seed", list(by_seed))
-    joined = xr.concat(list(by_seed.values()), dim=axis, data_vars="all", join="outer", coords="minimal", compat="override")
-    return {str(name): array for name, array in joined.items()}
+    return {str(name): array for name, array in joined(by_seed, "seed", "outer").items()} if by_seed else {}
 
 
 def together(by_seed: Mapping[int, Verdict]) -> Verdict:

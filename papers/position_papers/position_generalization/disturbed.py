@@ -45,7 +45,6 @@ OF_TEXT = {
     "few_positions": ("position_offset", (0.01, 10)),
 }
 """Where it is judged besides, by group."""
-_TOGETHER: Any = {"join": "exact", "coords": "minimal", "compat": "override"}
 
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list[Measured]:
@@ -129,5 +128,5 @@ def measure_judged(subject: Subject, options: Options, plain: xr.Dataset, kind: 
 
 def _joined(kinds: Sequence[xr.Dataset]) -> xr.Dataset:
     """Groups of one kind each as one, in the order of the paper."""
-    joined = xr.concat(kinds, dim="kind", data_vars="minimal", **_TOGETHER)
+    joined = xr.concat(kinds, dim="kind", data_vars="minimal", join="exact", coords="minimal", compat="override")
     return joined.assign_coords(kind=list(PAPER_KINDS))  # joining cuts names to the length of the first
