@@ -1,4 +1,4 @@
-"""Mutants of positions/ and measures/ by mutmut, and how much of these floors the same tests reach.
+"""Mutants of positions/ and measures/ by mutmut.
 
 mutmut (pyproject.toml, [tool.mutmut]) writes every mutant into mutants/, runs for each the tests that reach its function, and remembers
 verdicts, so that a later run goes on. All of them are hours: `--share 0.1` tries a tenth, drawn by the digest of their names, so that a
@@ -16,7 +16,6 @@ import tomllib
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pandas
 
@@ -48,26 +47,6 @@ def mutants(given: Namespace) -> Iterator[Row]:
     known = survivors["name"].map({name: reason for reason, names in looked_at.items() for name in names})
     reasons = known.fillna(unknown).value_counts().sort_index()
     yield {"what": "survivors", "note": "; ".join(f"{count} live: {reason}" for reason, count in reasons.items())}
-
-
-def coverage(given: Namespace) -> Iterator[Row]:
-    """Lines and branches of positions/ and measures/ that the tests reach by which mutants are judged; at least 90 %."""
-    import coverage as tool
-    import pytest
-
-    settings = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["tool"]["mutmut"]
-    floors = ("positions", "measures")
-    measured = tool.Coverage(data_file=None, branch=True, source=[f"repo_interp/{floor}" for floor in floors])
-    with TemporaryDirectory() as scratch:
-        with measured.collect():
-            pytest.main(["-q", "-p", "no:cacheprovider", *settings["pytest_add_cli_args_test_selection"]])
-        measured.json_report(outfile=f"{scratch}/report.json")
-        found = json.loads(Path(scratch, "report.json").read_text())["files"]
-    for floor in floors:
-        parts = [file["summary"] for name, file in found.items() if name.startswith(f"repo_interp/{floor}/")]
-        for what, all_of, reached in (("lines", "statements", "lines"), ("branches", "branches", "branches")):
-            tried, held = (sum(part[key] for part in parts) for key in (f"num_{all_of}", f"covered_{reached}"))
-            yield {"what": f"{floor}, {what}", "tried": tried, "held": held, "needed": 0.9, "note": ""}
 
 
 def drawn(name: str, share: float) -> bool:

@@ -22,7 +22,7 @@ from typing import Any
 import pandas
 
 from benchmarks.interruptions import COMMANDS, disk, kills, processes
-from benchmarks.mutants import coverage, mutants
+from benchmarks.mutants import mutants
 from benchmarks.running import Frame, Part, Row, run, sections
 
 COLUMNS = ("what", "tried", "held", "needed", "note")
@@ -100,7 +100,6 @@ PARTS: dict[str, Part] = {
     "processes/resumed": partial(kills, name="resumed", count=2),
     **{f"disk/{name}": partial(disk, name=name) for name in COMMANDS},
     "mutants": mutants,
-    "coverage": coverage,
     **{f"versions/{end}": partial(versions, end=end) for end in ("oldest", "newest")},
 }
 
