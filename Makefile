@@ -60,11 +60,11 @@ pretrained: env
 	$(BIN)/repo-interp figures position-generalization --no-zoo --checkpoint gemma3-270m=gemma3-270m --set corpus=pinned-prose --fast \
 		--experiment tolerance --out figures/gemma3-270m/disturbed-prose --cache figures/.cache --overwrite
 	$(BIN)/repo-interp figures position-generalization --no-zoo --checkpoint smollm2-135m=smollm2-135m --experiment extrapolation \
-		--set length=0 --set reach=2 --set longer=8 --set sequences=2 --set batch_size=1 \
+		--set corpus=pinned-code --set length=0 --set reach=2 --set longer=8 --set sequences=2 --set batch_size=1 \
 		--out figures/smollm2-135m/long-code --cache figures/.cache --overwrite
 	$(BIN)/repo-interp figures repo --no-zoo --checkpoint smollm2-135m-repo=smollm2-135m/repo \
 		--experiment 'ranges of positions' --experiment 'chunks of positions' --experiment segments --set prompts=8 --set batch_size=4 \
-		--out figures/smollm2-135m-repo/held-out --cache figures/.cache --overwrite
+		--set corpus=pinned-prose --out figures/smollm2-135m-repo/prose --cache figures/.cache --overwrite
 	$(BIN)/repo-interp figures repo --no-zoo --checkpoint smollm2-135m-repo=smollm2-135m/repo \
 		--experiment 'mirror effect' --set prompts=16 \
 		--out figures/smollm2-135m-repo/reversal --cache figures/.cache --overwrite

@@ -151,7 +151,7 @@ def _require_asked(builds, users: dict[str, str]) -> None:
         subject.name
         for build in builds
         for experiment in build.paper.experiments
-        for group in experiment.needs.groups(build.given.subjects())
+        for group in experiment.needs.groups(build.subjects)
         for subject in group
     }
     if users and not fitting & set(users):

@@ -151,6 +151,7 @@ C3 = Claim(
     "CoPE table 3",
     "0.0 / 1.2 / 7.4 %",
     LowerError("CoPE's error for a number of variables"),
+    shows_control=True,
     about=_BY_VARIABLES,
 )
 C3_CONTEXTS = Claim(

@@ -184,7 +184,7 @@ def _degrades(claim: Claim, given: Mapping[str, Scored], against: str, scored: S
         control=", ".join(f"{name} {change:+.3g}" for name, change in changes.items() if name != cope.name),
         note=note(
             [cope, rival],
-            in_words({rival.name: difference}, "less than", " nats"),
+            f"{in_words({rival.name: difference}, 'less than', ' nats')}, where more than {MATERIAL} is asked for",
             f"rising less than {cope.name}: {', '.join(smaller)} (not compared in the paper)" if smaller else "",
         ),
     )

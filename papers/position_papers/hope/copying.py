@@ -63,6 +63,7 @@ H6 = Claim(
     "HoPE table 1",
     "60.23 against 23.80",
     Where(COPIES, Above(BEYOND, tuple(RIVALS.values()), required=(RIVALS[ROPE],))),
+    shows_control=True,
 )
 H6_EXTENDED = {
     "interpolation": _extended("interpolation", "position interpolation", "60.80 against 27.10"),

@@ -51,6 +51,11 @@ class Build:
         return self.paper.name
 
     @property
+    def subjects(self) -> list[Subject]:
+        """The checkpoints, reading the text that the options name."""
+        return self.given.subjects(getattr(self.options, "corpus", ""))
+
+    @property
     def provenance(self) -> dict[str, str]:
         """Everything that decides the bytes of the figures."""
         digests = {f"checkpoint {name}": f"sha256 {digest}" for name, digest in self.given.digests.items()}
@@ -66,7 +71,7 @@ class Build:
 
     def make(self, directory: Path, progress: Callable[..., None]) -> tuple[list[Verdict], list[Path]]:
         """Measure, judge, draw, write; what is measured is kept in `directory`. Returns the verdicts and the files."""
-        cache, subjects = Cache(directory, progress), self.given.subjects()
+        cache, subjects = Cache(directory, progress), self.subjects
         experiments = self.paper.experiments
         with threads(1):  # as in `measure_together`, so that any number of processes gives the same
             results = [result for each in experiments for result in run(each, subjects, self.options, cache, progress)]
@@ -109,7 +114,7 @@ def measure_together(builds: Sequence[Build], directory: Path, jobs: int, progre
     parts = [
         Part(build.name, experiment.name, group, build.options, directory)
         for build in builds
-        for subjects in [build.given.subjects()]
+        for subjects in [build.subjects]
         for experiment in build.paper.experiments
         for group in experiment.needs.groups(subjects)
     ]

@@ -35,7 +35,7 @@ from repo_interp.models.checkpoints import identify, load_tokenizer
 from repo_interp.models.load import load, load_fresh
 from repo_interp.models.provenance import checkpoint_digest
 from repo_interp.positions.layouts import LEARNED, format_layout
-from repo_interp.tasks import Prompt, Task, niah
+from repo_interp.tasks import Prompt, Task, make_task, niah
 
 RECORDS = ("scores.json", "training.toml", "log.jsonl", "steps.nc")
 """What is read of a checkpoint beside its configuration and weights."""
@@ -153,9 +153,12 @@ class Given:
     missing: tuple[str, ...] = ()
     """Names of the zoo that the package lacks."""
 
-    def subjects(self) -> list[Subject]:
-        """What is known of each checkpoint without reading its weights. Raises InputError for one that cannot be read."""
-        return [subject(name, path) for name, path in self.paths.items()]
+    def subjects(self, corpus: str = "") -> list[Subject]:
+        """What is known of each checkpoint without reading its weights; language models read `corpus`, where it is given, instead of what
+        they were trained on. Raises InputError for one that cannot be read.
+        """
+        found = [subject(name, path) for name, path in self.paths.items()]
+        return [_reading(own, corpus) if corpus else own for own in found]
 
 
 def given(wanted: Iterable[str], users: Mapping[str, str], zoo: Path = DIRECTORY) -> Given:
@@ -182,10 +185,20 @@ def subject(name: str, path: str | os.PathLike[str]) -> Subject:
     return Subject(name, str(known.directory), known.layout, length, checkpoint, trained_task(known.directory), configuration)
 
 
+def _reading(own: Subject, corpus: str) -> Subject:
+    if own.task is None or "corpus" not in own.task.options():
+        return own
+    return replace(own, task=make_task(own.task.name, **{**own.task.options(), "corpus": corpus}))
+
+
 def seeds_of(own: Subject) -> dict[int, Subject]:
     """The same checkpoint trained with other seeds, by seed and under one name: itself, and those of seed-N that have weights."""
     first = 0 if own.configuration is None else own.configuration.seed
-    others = {seed: subject(own.name, path) for seed, path in _seeds_below(records_of(own)).items() if seed != first}
+    others = {
+        seed: replace(subject(own.name, path), task=own.task)
+        for seed, path in _seeds_below(records_of(own)).items()
+        if seed != first
+    }
     return dict(sorted(({first: own} | others).items()))
 
 

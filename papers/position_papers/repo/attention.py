@@ -166,6 +166,11 @@ def _beside(
         one, other = xr.align(of(first, span), of(second, span), join="inner")
         return paired_seeds(one.values, other.values)
 
+    def rival(name: str, span: str) -> float:
+        """The mean over the seeds of `checkpoint`, as far as it has them."""
+        other, mine = of(name, span), of(checkpoint, span)
+        return float(other.sel(seed=other["seed"].isin(mine["seed"])).mean())
+
     nope = ["NoPE"] if attributes["found_by_nope"] >= LEAST_FOUND else []
     values = {
         NEEDLE: {"RoPE": above(checkpoint, "RoPE", "needle")},
@@ -174,19 +179,21 @@ def _beside(
     }
     own = of(checkpoint, "needle")
     layouts = {name: layout_name(str(mass.sel(checkpoint=rival)["layout"].item())) for name, rival in rivals.items()}
-    query = ", ".join(f"{layout} {float(of(name, 'query').mean()):.3f}" for name, layout in layouts.items())
-    alone = "" if nope else f"NoPE finds {100 * attributes['found_by_nope']:.2g} % of the needles, so its attention is no rival's"
+    of_rivals = {
+        span: ", ".join(f"{layout} {rival(name, span):.3f}" for name, layout in layouts.items()) for span in ("needle", "query")
+    }
+    found = f"finds {100 * attributes['found_by_nope']:.2g} % of the needles, so its attention is no rival's"
     return verdict(
         claim,
         checkpoint,
         "needle mass per token, 0.01",
         {**values, NOPE: attributes["found_by_nope"]},
         **mean_of(own.values, f"{own.size} seeds", mass.sizes["prompt"]),
-        control=", ".join(f"{layout} {float(of(name, 'needle').mean()):.3f}" for name, layout in layouts.items()),
+        control=of_rivals["needle"] + ("" if nope else f", which {found}"),
         note=(
-            f"needle {in_words(values[NEEDLE], 'above', '')}; query {float(of(checkpoint, 'query').mean()):.3f} ({query}), "
+            f"needle {in_words(values[NEEDLE], 'above', '')}; query {float(of(checkpoint, 'query').mean()):.3f} ({of_rivals['query']}), "
             f"{in_words(values[QUERY], 'below', '')}; seeds {', '.join(map(str, own['seed'].values))}",
-            alone,
+            "" if nope else f"NoPE {found}",
         ),
         unmeasurable=attributes["why_not"],
         seeds=own.size,

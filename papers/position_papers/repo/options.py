@@ -29,6 +29,8 @@ class Options:
     """Tokens generated in each timed round."""
     efficiency_rounds: Count = 15
     """Rounds of both schemes, in turns."""
+    corpus: str = ""
+    """A text file, a folder of them, or pinned-prose or pinned-code, that language models read instead of what they were trained on."""
     batch_size: Count = 16
     seed: Seed = 0
     device: str = "cpu"

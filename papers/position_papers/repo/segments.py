@@ -207,7 +207,7 @@ def _by_heads(data: xr.Dataset) -> Verdict:
         {FOLLOWING.quantity: observed},
         observed.value,
         n=data.sizes["prompt"],
-        control=f"random weights {', '.join(map(str, counts[1:]))}",
+        control=f"random weights {', '.join(map(str, np.unique(counts[1:])))}",
         note=f"{beside_null(observed)}; layer {int(best['layer'].values[row])}, head {int(best['head'].values[column])} follows them most: "
         f"{100 * float(best.values[row, column]):.1f} % of the shuffles do as well",
     )
