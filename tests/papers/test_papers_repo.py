@@ -294,6 +294,16 @@ def given(tmp_path_factory):
     return paths | {"reversal/repo": seeded, "niah/repo_from_1": late, "niah_keys/repo": keyed}
 
 
+def test_language_models_read_the_text_that_is_named_and_others_their_task(tmp_path):
+    """Found: ranges, chunks and segments of the adapter depended on the packages that are installed."""
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(f"zebra {number} quagga" for number in range(2000)))
+    paths = {name: str(zoo_path(name)) for name in ("language/rope", "reversal/repo")}
+    own, other = Given(paths).subjects(str(text))
+    (prompt,) = own.prompts(64, 1, 0)
+    assert "quagga" in own.tokenizer.decode(prompt.tokens) and other.task == Given(paths).subjects()[1].task
+
+
 def results_of(paths, cache, told=None):
     """Everything that comes of all experiments."""
     subjects = Given(paths).subjects()
