@@ -182,18 +182,18 @@ def _beside(
     of_rivals = {
         span: ", ".join(f"{layout} {rival(name, span):.3f}" for name, layout in layouts.items()) for span in ("needle", "query")
     }
-    found = f"finds {100 * attributes['found_by_nope']:.2g} % of the needles, so its attention is no rival's"
+    found = f"{100 * attributes['found_by_nope']:.2g} %"
     return verdict(
         claim,
         checkpoint,
         "needle mass per token, 0.01",
         {**values, NOPE: attributes["found_by_nope"]},
         **mean_of(own.values, f"{own.size} seeds", mass.sizes["prompt"]),
-        control=of_rivals["needle"] + ("" if nope else f", which {found}"),
+        control=of_rivals["needle"] + ("" if nope else f" (finds {found})"),
         note=(
             f"needle {in_words(values[NEEDLE], 'above', '')}; query {float(of(checkpoint, 'query').mean()):.3f} ({of_rivals['query']}), "
             f"{in_words(values[QUERY], 'below', '')}; seeds {', '.join(map(str, own['seed'].values))}",
-            "" if nope else f"NoPE {found}",
+            "" if nope else f"NoPE finds {found} of the needles, so its attention is no rival's",
         ),
         unmeasurable=attributes["why_not"],
         seeds=own.size,
