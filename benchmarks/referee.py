@@ -334,8 +334,8 @@ CLAIMS = {
         lambda v: 100 * v.judged("share_by_prompt", pattern="hybrid"),
         lambda v, each: [
             v.judged("pattern_share_all", pattern="mono") <= 0.1,
-            v.judged("pattern_share_all", pattern="mono") < v.judged("pattern_share_all", pattern="constant"),
             *(above(own, xr.full_like(own, 0.5)) for own in v.judged("share_by_prompt", pattern="hybrid")),
+            *map(above, *(v.judged("share_by_prompt", pattern=pattern) for pattern in ("constant", "mono"))),
         ],
     ),
     "R7": Claim(
