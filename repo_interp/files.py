@@ -186,6 +186,16 @@ def path_of(given: Any, wanted: str) -> Path:
     return Path(given)
 
 
+def file_to_write(given: Any, name: str) -> Path:
+    """`given` as the path of a file that can be written, called `name`, say. Raises InputError for a directory, and where there is none."""
+    path = path_of(given, f"such as runs/mine/{name}")
+    if path.is_dir():
+        raise InputError(f"{path} cannot be written: a directory stands there; name a file, such as {path / name}")
+    if not path.parent.is_dir():
+        raise InputError(f"{path} cannot be written: there is no directory {path.parent}; make it first")
+    return path
+
+
 def regular(path: Path) -> Path:
     """`path`, which is to be read. Raises OSError for a pipe, which may never give anything, and for a device, which may never end.
 

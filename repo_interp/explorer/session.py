@@ -42,7 +42,7 @@ from repo_interp.measures.labels import described
 from repo_interp.models.bridge import tokenizer_of
 from repo_interp.models.capture import next_token_logits
 from repo_interp.models.provenance import loaded_from
-from repo_interp.models.reposition import attentions, layout
+from repo_interp.models.reposition import at_rest, attentions, layout
 from repo_interp.run import with_schemes
 from repo_interp.tasks import Prompt
 from repo_interp.tasks.task import Scoring
@@ -205,7 +205,7 @@ class Session:
         cache, given = DynamicCache(config=model.config), self._passes.batch.tokens[:, :start]
         for _ in range(count):
             self.check()
-            with torch.no_grad(), ExitStack() as stack:
+            with torch.no_grad(), at_rest(model), ExitStack() as stack:
                 for each in placed:
                     stack.enter_context(each.applied())
                 logits = model(given, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0, -1]
@@ -235,7 +235,9 @@ class Session:
                 progress(done, total)
 
         kind: Any = default_kinds(self._passes.model)[0]
-        group = Effects((kind,), draws=1).measured(self._passes.model, self.scoring, [self.prompt], progress=advance).isel(kind=0)
+        with at_rest(self._passes.model):
+            effects = Effects((kind,), draws=1).measured(self._passes.model, self.scoring, [self.prompt], progress=advance)
+        group = effects.isel(kind=0)
         layers: list[int] = group["layer"].values.tolist()
         heads: list[Head] = [(layer, head) for layer in layers for head in group["head"].values.tolist()]
         changes = [Edit(kind=kind, layer=layer) for layer in layers] + [Edit(kind=kind, heads=(head,)) for head in heads]
@@ -325,7 +327,7 @@ class Session:
         for layer, head in heads:
             if not 0 <= head < known.get(layer, 0):
                 raise InputError(
-                    f"layer {layer}, head {head} was chosen; layers are {listed(list(known))}, heads {max(known.values())}"
+                    f"layer {layer}, head {head} was chosen; layers are {min(known)} to {max(known)}, heads 0 to {max(known.values()) - 1}"
                 )
 
 
