@@ -146,8 +146,7 @@ class Session:
             scores |= {f"attention to {span}": mass.sel(span=span, drop=True) for span in map(str, mass["span"].values)}
         looks = torch.stack([passed.looks[int(layer)] for layer in layers], dim=1).numpy()
         scores |= {name: scores["position range"].copy(data=values) for name, values in zip(LOOKS, looks, strict=True)}
-        source = self.prompt.attributes.get("source")
-        if source and len(source) == len(self.prompt.generated):
+        if self.prompt.sources is not None:
             scores = {"mirror": xr.apply_ufunc(self._mirror, position, input_core_dims=[["token"]], vectorize=True)} | scores
         stacked = xr.concat(
             [each.reset_coords(drop=True) for each in scores.values()], "score", coords="minimal", compat="override"
@@ -317,7 +316,7 @@ class Session:
     def _mirror(self, position: np.ndarray) -> float:
         if not np.isfinite(position).all():
             return np.nan
-        return mirror_score(mirror(position, self.prompt.tokens, self.prompt.attributes["source"], sorted(self.prompt.generated)))
+        return mirror_score(mirror(position, self.prompt.tokens, self.prompt.sources or (), self.prompt.generated))
 
     def _require(self, heads: Sequence[Head], token: int) -> None:
         """Raise InputError for a token or a head that there is not."""
