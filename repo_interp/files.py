@@ -39,9 +39,15 @@ _SEAL = b"\nsha256 of what stands before this line: "
 
 
 def cache_directory() -> Path:
-    """Where what is converted and fetched is kept: $REPO_INTERP_CACHE, else repo_interp in the user's cache directory."""
+    """Where what is converted and fetched is kept: $REPO_INTERP_CACHE, else repo_interp in the user's cache directory.
+
+    Raises InputError where the user has no home.
+    """
     chosen = os.environ.get("REPO_INTERP_CACHE")
-    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repo_interp"
+    try:
+        return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repo_interp"
+    except RuntimeError:
+        raise InputError("there is no home directory to keep files in; name a directory with REPO_INTERP_CACHE") from None
 
 
 @contextmanager

@@ -192,8 +192,9 @@ def server(explored: Explored, token: str, place: socket.socket) -> uvicorn.Serv
 
 def kept_token() -> str:
     """The token of this user, the same every time, so that a page finds a server that was started again; a fresh one where none is kept."""
-    file, fresh = cache_directory() / "explore-token", secrets.token_urlsafe(32)
+    fresh = secrets.token_urlsafe(32)
     with suppress(OSError, ValueError):
+        file = cache_directory() / "explore-token"
         file.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError), open(file, "x", opener=_private) as made:
             made.write(fresh)
