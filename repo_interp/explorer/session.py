@@ -99,7 +99,9 @@ class Session:
         tokens(given, self.bridge)  # refuses those that the model lacks
         if self.count < 2:
             raise InputError("the prompt has one token, and nothing is to be expected after others; give at least two")
-        self.answer = tuple(dict.fromkeys(sorted(self.answer)))
+        if not isinstance(self.edits, Sequence) or not all(isinstance(edit, Edit) for edit in self.edits):
+            raise InputError("edits of a session are a list of Edits, such as [Edit(kind='linearised', layer=2)]")
+        self.answer = tuple(dict.fromkeys(sorted(checked(self.answer, tuple[int, ...], "answer"))))
         if self.answer and not 1 <= self.answer[0] <= self.answer[-1] < self.count:
             raise InputError(f"an answer has tokens from 1 to {self.count - 1}; got {listed(self.answer)}")
         if self.passes is None:

@@ -16,6 +16,7 @@ from repo_interp.analysis import defaults
 from repo_interp.cli import main
 from repo_interp.errors import InputError
 from repo_interp.experiments import atlas
+from repo_interp.explorer import Session
 
 TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
 
@@ -293,6 +294,10 @@ def test_arguments_of_another_kind_are_refused_in_one_line(niah, task_prompts, t
         (lambda: ri.load("niah/repo", device=None), "device None is not available here"),
         (lambda: ri.zoo(3), "a checkpoint that ships has a name such as niah/repo; got 3"),
         (lambda: ri.findings(None), "a run is what ri.analyze returns"),
+        (lambda: ri.training_scalars(None), "a run is what ri.analyze returns"),
+        (lambda: ri.PositionsCallback(prompts=3), "prompts are a int; wanted a few"),
+        (lambda: Session(niah, [1, 2, 3], [{"kind": "linearised", "layer": 2}]), "edits of a session are a list of Edits"),
+        (lambda: Session(niah, [1, 2, 3], answer=(1.5,)), "answer is .1.5,.; wanted whole numbers"),
         (lambda: ri.plots.position_lines("x", 0, 0), "a run is what ri.analyze returns"),
         (lambda: ri.plots.report_page(None, tmp_path / "page.html"), "a run is what ri.analyze returns"),
         (lambda: ri.plots.report_page(run, tmp_path), "a directory stands there; name a file, such as .*/report.html"),

@@ -606,6 +606,8 @@ def test_patching_token_by_token_has_transformer_lens_order_and_options(patched)
     assert_close(result.baseline, result.values[1, 0, 0], atol=1e-6, rtol=0)
     with pytest.raises(InputError, match="the clean prompt has 20 tokens"):
         iv.get_act_patch_positions_all_pos(bridge, short, cache, metric)
+    with pytest.raises(InputError, match="the clean cache has no positions of layer 2; record with run_with_cache"):
+        iv.get_act_patch_positions_all_pos(bridge, OTHERS, {HOOK: cache[HOOK]}, metric)
     with pytest.raises(InputError, match="no bridge of ours"):
         iv.get_act_patch_positions_all_pos(bridge.original_model, OTHERS, cache, metric)
     with pytest.raises(InputError, match=r"\[2, 1, 20\].*wanted \[prompt, row, token\] of 1 or 1 prompts"):
