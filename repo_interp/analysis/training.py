@@ -133,10 +133,10 @@ def measure_step(
     DistributedDataParallel or torch.compile by itself. Raises InputError as `analyze`, for a decoder that `reposition` refuses, and for
     weights that are spread over processes (FSDP, ZeRO-3), NotFinite where everything stopped.
     """
-    require_model(model)
     step = checked(step, CountOrNone, "step")
     inner = cast(Any, model_of(extract_model_from_parallel(model, keep_torch_compile=False)))
     inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+    require_model(inner)
     _require_whole(inner)
     weight = next(inner.parameters())
     devices = sorted({each.device.index or 0 for each in inner.parameters() if each.device.type == weight.device.type})
