@@ -82,8 +82,9 @@ class Prompt:
     def sources(self) -> tuple[int, ...] | None:
         """The token that each of `generated` is a copy of, where the attribute "source" says it; None where it says something else."""
         source = self.attributes.get("source")
-        named = isinstance(source, list | tuple) and len(source) == len(self.generated) > 0
-        whole = named and all(hasattr(place, "__index__") and not isinstance(place, bool) for place in source)
+        if not isinstance(source, list | tuple) or not len(source) == len(self.generated) > 0:
+            return None
+        whole = all(hasattr(place, "__index__") and not isinstance(place, bool) for place in source)
         return _whole(source) if whole else None
 
     def all_spans(self) -> dict[str, tuple[int, ...]]:
