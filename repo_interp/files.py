@@ -39,9 +39,15 @@ _SEAL = b"\nsha256 of what stands before this line: "
 
 
 def cache_directory() -> Path:
-    """Where what is converted and fetched is kept: $REPO_INTERP_CACHE, else repo_interp in the user's cache directory."""
+    """Where what is converted and fetched is kept: $REPO_INTERP_CACHE, else repo_interp in the user's cache directory.
+
+    Raises InputError where the user has no home.
+    """
     chosen = os.environ.get("REPO_INTERP_CACHE")
-    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repo_interp"
+    try:
+        return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repo_interp"
+    except RuntimeError:
+        raise InputError("there is no home directory to keep files in; name a directory with REPO_INTERP_CACHE") from None
 
 
 @contextmanager
@@ -184,6 +190,16 @@ def path_of(given: Any, wanted: str) -> Path:
     if not isinstance(given, str | os.PathLike) or "\0" in str(given):
         raise InputError(f"a path was wanted, {wanted}; got {one_line(repr(given), 80)}")
     return Path(given)
+
+
+def file_to_write(given: Any, name: str) -> Path:
+    """`given` as the path of a file that can be written, called `name`, say. Raises InputError for a directory, and where there is none."""
+    path = path_of(given, f"such as runs/mine/{name}")
+    if path.is_dir():
+        raise InputError(f"{path} cannot be written: a directory stands there; name a file, such as {path / name}")
+    if not path.parent.is_dir():
+        raise InputError(f"{path} cannot be written: there is no directory {path.parent}; make it first")
+    return path
 
 
 def regular(path: Path) -> Path:

@@ -141,9 +141,9 @@ def complaint(error: ValidationError) -> str:
     if first["type"] in ("value_error", "assertion_error"):
         return f"{place}: {context['error']}" if place else str(context["error"])
     wanted = _WANTED.get(first["type"], "")
-    if first["type"] in ("too_short", "too_long"):
-        fewest = context.get("min_length")
-        wanted = f"at least {fewest} items" if fewest is not None else f"at most {context['max_length']} items"
+    if first["type"] in ("too_short", "too_long", "string_too_long"):
+        fewest, parts = context.get("min_length"), "characters" if first["type"].startswith("string") else "items"
+        wanted = f"at least {fewest} {parts}" if fewest is not None else f"at most {context['max_length']} {parts}"
     elif not wanted:
         wanted = first["msg"].removeprefix("Input should be ").removeprefix("a valid ")
     elif wanted in _LIMITS:

@@ -23,7 +23,7 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.errors import InputError, one_line
-from repo_interp.files import path_of, replaced, sealed, unsealed
+from repo_interp.files import file_to_write, path_of, replaced, sealed, unsealed
 
 _ENGINE = "h5netcdf"
 _ESCAPED = "escaped"
@@ -78,11 +78,7 @@ def write_run(run: xr.DataTree, path: str | os.PathLike[str]) -> None:
     A text with a NUL is escaped (`_escaped`).
     """
     require_run(run)
-    place = path_of(path, "such as runs/mine/run.nc")
-    if place.is_dir():
-        raise InputError(f"{path} cannot be written: a directory stands there; name a file, such as {place / 'run.nc'}")
-    if not place.parent.is_dir():
-        raise InputError(f"{path} cannot be written: there is no directory {place.parent}; make it first")
+    place = file_to_write(path, "run.nc")
     storable = _each(run, _escaped)
     encoding = {
         f"{node.path}": {name: _encoding(array) for name, array in node.data_vars.items()}

@@ -13,11 +13,12 @@ Brings together models, tasks, measures and experiments; knows nothing about how
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 import xarray as xr
 from torch import nn
 
@@ -38,7 +39,7 @@ from repo_interp.measures.labels import parameter_attributes
 from repo_interp.measures.statistics import Measure
 from repo_interp.models.bridge import tokenizer_of
 from repo_interp.models.provenance import identity
-from repo_interp.models.reposition import layout
+from repo_interp.models.reposition import at_rest, layout
 from repo_interp.processes import from_first
 from repo_interp.progress import steps
 from repo_interp.run import checked_group, make_run, versions
@@ -98,7 +99,8 @@ def carried_out(request: Request) -> xr.DataTree:
     notes = notes_kept(bridge, request.prompts, request.measures)
     if (rounded := rounded_positions(bridge)) is not None:
         warn(rounded, RoundedPositions)
-    with _store(request) as store:
+    gradients = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()  # which experiments may need
+    with gradients, at_rest(bridge), _store(request) as store:
         faults = Faults()
         observed = observations(request, store, faults.stopped)
         groups, faults = from_first(lambda: _concluded(request, observed, faults))

@@ -207,6 +207,7 @@ def _within(chosen: Sequence[int] | None, count: int, what: str) -> list[int]:
     if chosen is None:
         return list(range(count))
     try:
+        chosen = list(chosen)
         if any(isinstance(number, bool | np.bool_) for number in chosen):
             raise TypeError("a mask")
         chosen = [operator.index(number) for number in chosen]

@@ -10,7 +10,7 @@ Of several processes the first measures, and the others wait for it at their nex
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -37,7 +37,7 @@ from repo_interp.models.reposition import layout, require_model, with_layout
 from repo_interp.plots.findings import findings
 from repo_interp.positions.layouts import FIXED
 from repo_interp.processes import alone
-from repo_interp.run import write_run
+from repo_interp.run import require_run, write_run
 from repo_interp.values import Count, CountOrNone, checked
 
 _FUSED = ("eager", "sdpa")
@@ -65,6 +65,8 @@ class PositionsCallback(TrainerCallback):
     ) -> None:
         """Raises InputError for no number of steps, no path, and no prompts."""
         self.every = checked(every, Count, "every")
+        if not isinstance(prompts, Iterable) and not hasattr(prompts, "tokens"):
+            raise InputError(f"prompts are a {type(prompts).__name__}; wanted a few, prompts=[...]")
         self.prompts = prompts if isinstance(prompts, str) or hasattr(prompts, "tokens") else list(cast(Any, prompts))
         self.out = None if out is None else path_of(out, "a directory for the runs of a training")
         self.measures = measures
@@ -131,10 +133,10 @@ def measure_step(
     DistributedDataParallel or torch.compile by itself. Raises InputError as `analyze`, for a decoder that `reposition` refuses, and for
     weights that are spread over processes (FSDP, ZeRO-3), NotFinite where everything stopped.
     """
-    require_model(model)
     step = checked(step, CountOrNone, "step")
     inner = cast(Any, model_of(extract_model_from_parallel(model, keep_torch_compile=False)))
     inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+    require_model(inner)
     _require_whole(inner)
     weight = next(inner.parameters())
     devices = sorted({each.device.index or 0 for each in inner.parameters() if each.device.type == weight.device.type})
@@ -173,6 +175,7 @@ def training_scalars(run: xr.DataTree) -> dict[str, float]:
     positions_NAME_mass       attention from generated tokens to the prompts' main span: mean over prompts, of the head with most
     positions_findings        number of findings (`ri.findings`)
     """
+    require_run(run)
     found: dict[str, float] = {}
     for name, group, variable, chosen in (
         ("range", "positions", "position_range", {}),

@@ -72,6 +72,10 @@ class Rope(_Stated):
     truncate: bool | None = None
     partial_rotary_factor: Annotated[float, Interval(gt=0, le=1)] | None = None
 
+    def said(self) -> dict[str, Any]:
+        """What is said, by key; the older name of rope_type as that."""
+        return self.model_dump(exclude_none=True, exclude={"type"}) | {"rope_type": self.rope_type or self.type or "default"}
+
     @model_validator(mode="after")
     def _known(self) -> Rope:
         if None not in (self.rope_type, self.type) and self.rope_type != self.type:
@@ -160,6 +164,20 @@ class Fields(SpecialTokens):
     use_sliding_window: bool | None = None
     pe_config: Released | None = None
     adapter: Base | None = None
+
+    @model_validator(mode="after")
+    def _said_once(self) -> Fields:
+        """Raises ValueError where two keys say how all layers rotate and differ: transformers takes one without a word."""
+        rotation = (self.rope_parameters or {}).get("all layers")
+        stated = rotation.said() if rotation is not None else {}
+        for name, other in (
+            ("rope_theta", {"rope_theta": self.rope_theta}),
+            ("rope_scaling", self.rope_scaling and self.rope_scaling.said()),
+        ):
+            for key, value in (other or {}).items():
+                if value is not None and stated.get(key, value) != value:
+                    raise ValueError(f"{name} says {key} {value}, and rope_parameters {stated[key]}; leave one of them out")
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -34,6 +34,8 @@ COUNTED = "one for each scheme of position_layout; load it with repo_interp, sin
 """What config.json of our format has as num_hidden_layers: no class of another library can be built with it."""
 _OF_OURS = ("pe_config", "position_layout", "base_model_type", "adapter")
 """Keys of config.json that are not the plain decoder's."""
+_OF_CALLERS = ("return_dict", "torchscript")
+"""Keys that say in what form a decoder gives its outputs to other programs."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ def described(path: str | os.PathLike[str], configure: Configure | None = None, 
     require_family(config)
     layers = config.num_hidden_layers
     options: Mapping[str, Any] = {}
+    if raw.get("pe_config") is not None and raw.get("position_layout") is not None:
+        raise InputError(f"{source}: pe_config and position_layout both say which scheme a layer has; leave one of them out")
     if raw.get("pe_config") is not None:
         form, schemes = "released", released_layout(raw["pe_config"], layers)
     elif "position_layout" in raw or raw.get("model_type") == OURS:
@@ -145,7 +149,7 @@ def json_object(file: Path) -> dict[str, Any]:
 
 def plain_keys(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
     """The keys of the plain decoder in config.json. Raises InputError, naming `source`, for a family that cannot be opened."""
-    plain = {key: value for key, value in raw.items() if key not in _OF_OURS}
+    plain = {key: value for key, value in raw.items() if key not in (*_OF_OURS, *_OF_CALLERS)}
     if raw.get("model_type") == OURS:
         plain["model_type"] = raw.get("base_model_type")
     if reason := refusal(plain.get("model_type")):

@@ -30,6 +30,9 @@ LABORATORY = ("figures", "train", "train-steps", "zoo")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     given = _joined(list(sys.argv[1:] if arguments is None else arguments))
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started this
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # pyright: ignore  # of a terminal in another encoding than UTF-8
@@ -140,8 +143,25 @@ class _WrongUsage(InputError):
         self.command = command
 
 
+class _Once(argparse.Action):
+    """An option with one value, which is refused where it is given twice: else the last would win without a word."""
+
+    given = False
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        if option_string is not None and self.given:
+            raise argparse.ArgumentError(self, "it is given twice; give it once")
+        self.given = True
+        setattr(namespace, self.dest, values)
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser that refuses in one line."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for name in (None, "store"):
+            self.register("action", name, _Once)
 
     def error(self, message: str) -> NoReturn:
         raise _WrongUsage(self.prog, message)

@@ -53,10 +53,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         from repo_interp.plots.audit import rotation_errors
         from repo_interp.plots.style import save_figure
+        from repo_interp.run import write_netcdf
 
         directory = Path(arguments.out)
         directory.mkdir(parents=True, exist_ok=True)
-        audited.to_netcdf(directory / "rotation.nc", engine="h5netcdf")
+        write_netcdf(audited, directory / "rotation.nc")
         for path in save_figure(rotation_errors(audited), directory / "rotation"):
             console.print(bold(path), highlight=False)
     return 1 if findings else 0

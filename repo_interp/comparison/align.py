@@ -105,6 +105,11 @@ def _root(runs: Mapping[str, xr.DataTree], steps: Sequence[int] | None) -> xr.Da
 
 def _comparable(measure: str, groups: Mapping[str, xr.Dataset]) -> tuple[list[Hashable], list[str]]:
     """The variables that two of `groups` or more have, with the same axes and units; and a line for each of the others."""
+    for name, group in groups.items():
+        if twice := [axis for axis, labels in group.indexes.items() if not labels.is_unique]:
+            raise InputError(
+                f"{measure} of {name} has a label of the axis {twice[0]!r} twice, so that it names nothing; analyse again"
+            )
     lines = list(on_measure(measure, groups))
     if len({float(group[_BLOCK]) for group in groups.values() if _BLOCK in group}) > 1:
         return [], [*lines, f"{measure}: {_BLOCK} differs, so that labels do not mean the same; not compared"]
@@ -112,8 +117,8 @@ def _comparable(measure: str, groups: Mapping[str, xr.Dataset]) -> tuple[list[Ha
     for variable in dict.fromkeys(name for group in groups.values() for name in group.data_vars):
         arrays = {name: group[variable] for name, group in groups.items() if variable in group}
         first, *_ = arrays.values()
-        axes = [name for name, array in arrays.items() if {*array.dims} != {*first.dims}]
-        units = [name for name, array in arrays.items() if array.attrs.get("units", "") != first.attrs.get("units", "")]
+        axes = [name for name, array in arrays.items() if _axes(array) != _axes(first)]
+        units = [name for name, array in arrays.items() if _units(array) != _units(first)]
         if len(arrays) < 2:
             lines.append(f"{measure}: only {next(iter(arrays))} has {variable}")
         elif axes or units:
@@ -121,6 +126,16 @@ def _comparable(measure: str, groups: Mapping[str, xr.Dataset]) -> tuple[list[Ha
         else:
             comparable.append(variable)
     return comparable, lines
+
+
+def _axes(array: xr.DataArray) -> dict[Hashable, bool]:
+    """The axes of a variable, and whether their labels are texts."""
+    return {axis: array[axis].dtype.kind in "OUST" for axis in array.dims}
+
+
+def _units(array: xr.DataArray) -> tuple[Any, bool]:
+    """The units of a variable, and whether it is of texts."""
+    return array.attrs.get("units", ""), array.dtype.kind in "OUST"
 
 
 def _joined(groups: Mapping[str, xr.Dataset], variables: Sequence[Hashable], names: Sequence[str]) -> xr.Dataset:

@@ -112,10 +112,10 @@ def answers_of(prompt: Prompt, device: torch.device | str = "cpu") -> Answers | 
     if not generated:
         return None
     source = torch.zeros(len(generated), len(prompt.tokens), device=device)
-    named = prompt.attributes.get("source")
+    named = prompt.sources
     if prompt.spans.get("needle"):
         source[:, list(prompt.spans["needle"])] = 1.0
-    elif isinstance(named, list | tuple) and len(named) == len(generated) == len(prompt.generated):
+    elif named is not None and len(named) == len(generated):
         source[torch.arange(len(generated)), list(named)] = 1.0
     else:
         return None
@@ -266,10 +266,9 @@ def _of_positions(inputs: AttentionInputs, prompt: Prompt) -> dict[str, np.ndarr
         return scores
     assert inputs.positions is not None
     scores["heads_per_map"] = np.full(inputs.heads, inputs.heads / inputs.positions.shape[1])
-    source = prompt.attributes.get("source")
-    if isinstance(source, list | tuple) and len(source) == len(prompt.generated) > 0:
+    if prompt.sources is not None:
         by_head = positions[0].double().cpu().numpy()
-        scores["mirror"] = np.array([mirror_score(mirror(z, prompt.tokens, source, prompt.generated)) for z in by_head])
+        scores["mirror"] = np.array([mirror_score(mirror(z, prompt.tokens, prompt.sources, prompt.generated)) for z in by_head])
     return scores
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -134,7 +134,7 @@ def application(explored: Explored, token: str, port: int) -> Starlette:
                 return StreamingResponse(events(asked, check), headers=_HEADERS, media_type="text/event-stream")
             answer = await turns.take(lambda: explored.answer(asked, check), check)
             return JSONResponse(answer, headers=_HEADERS)
-        except Superseded:
+        except (Superseded, ClientDisconnect):  # of the second nobody reads the answer
             return JSONResponse({"superseded": True}, headers=_HEADERS)
         except (InputError, UnicodeDecodeError) as error:
             return _said(one_line(error), 200)  # an answer, too: a browser counts other states as errors of the page
@@ -192,8 +192,9 @@ def server(explored: Explored, token: str, place: socket.socket) -> uvicorn.Serv
 
 def kept_token() -> str:
     """The token of this user, the same every time, so that a page finds a server that was started again; a fresh one where none is kept."""
-    file, fresh = cache_directory() / "explore-token", secrets.token_urlsafe(32)
+    fresh = secrets.token_urlsafe(32)
     with suppress(OSError, ValueError):
+        file = cache_directory() / "explore-token"
         file.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError), open(file, "x", opener=_private) as made:
             made.write(fresh)

@@ -42,7 +42,7 @@ from repo_interp.measures.labels import described
 from repo_interp.models.bridge import tokenizer_of
 from repo_interp.models.capture import next_token_logits
 from repo_interp.models.provenance import loaded_from
-from repo_interp.models.reposition import attentions, layout
+from repo_interp.models.reposition import at_rest, attentions, layout
 from repo_interp.run import with_schemes
 from repo_interp.tasks import Prompt
 from repo_interp.tasks.task import Scoring
@@ -99,7 +99,9 @@ class Session:
         tokens(given, self.bridge)  # refuses those that the model lacks
         if self.count < 2:
             raise InputError("the prompt has one token, and nothing is to be expected after others; give at least two")
-        self.answer = tuple(dict.fromkeys(sorted(self.answer)))
+        if not isinstance(self.edits, Sequence) or not all(isinstance(edit, Edit) for edit in self.edits):
+            raise InputError("edits of a session are a list of Edits, such as [Edit(kind='linearised', layer=2)]")
+        self.answer = tuple(dict.fromkeys(sorted(checked(self.answer, tuple[int, ...], "answer"))))
         if self.answer and not 1 <= self.answer[0] <= self.answer[-1] < self.count:
             raise InputError(f"an answer has tokens from 1 to {self.count - 1}; got {listed(self.answer)}")
         if self.passes is None:
@@ -146,8 +148,7 @@ class Session:
             scores |= {f"attention to {span}": mass.sel(span=span, drop=True) for span in map(str, mass["span"].values)}
         looks = torch.stack([passed.looks[int(layer)] for layer in layers], dim=1).numpy()
         scores |= {name: scores["position range"].copy(data=values) for name, values in zip(LOOKS, looks, strict=True)}
-        source = self.prompt.attributes.get("source")
-        if source and len(source) == len(self.prompt.generated):
+        if self.prompt.sources is not None:
             scores = {"mirror": xr.apply_ufunc(self._mirror, position, input_core_dims=[["token"]], vectorize=True)} | scores
         stacked = xr.concat(
             [each.reset_coords(drop=True) for each in scores.values()], "score", coords="minimal", compat="override"
@@ -205,7 +206,7 @@ class Session:
         cache, given = DynamicCache(config=model.config), self._passes.batch.tokens[:, :start]
         for _ in range(count):
             self.check()
-            with torch.no_grad(), ExitStack() as stack:
+            with torch.no_grad(), at_rest(model), ExitStack() as stack:
                 for each in placed:
                     stack.enter_context(each.applied())
                 logits = model(given, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0, -1]
@@ -235,7 +236,9 @@ class Session:
                 progress(done, total)
 
         kind: Any = default_kinds(self._passes.model)[0]
-        group = Effects((kind,), draws=1).measured(self._passes.model, self.scoring, [self.prompt], progress=advance).isel(kind=0)
+        with at_rest(self._passes.model):
+            effects = Effects((kind,), draws=1).measured(self._passes.model, self.scoring, [self.prompt], progress=advance)
+        group = effects.isel(kind=0)
         layers: list[int] = group["layer"].values.tolist()
         heads: list[Head] = [(layer, head) for layer in layers for head in group["head"].values.tolist()]
         changes = [Edit(kind=kind, layer=layer) for layer in layers] + [Edit(kind=kind, heads=(head,)) for head in heads]
@@ -315,7 +318,7 @@ class Session:
     def _mirror(self, position: np.ndarray) -> float:
         if not np.isfinite(position).all():
             return np.nan
-        return mirror_score(mirror(position, self.prompt.tokens, self.prompt.attributes["source"], sorted(self.prompt.generated)))
+        return mirror_score(mirror(position, self.prompt.tokens, self.prompt.sources or (), self.prompt.generated))
 
     def _require(self, heads: Sequence[Head], token: int) -> None:
         """Raise InputError for a token or a head that there is not."""
@@ -325,7 +328,7 @@ class Session:
         for layer, head in heads:
             if not 0 <= head < known.get(layer, 0):
                 raise InputError(
-                    f"layer {layer}, head {head} was chosen; layers are {listed(list(known))}, heads {max(known.values())}"
+                    f"layer {layer}, head {head} was chosen; layers are {min(known)} to {max(known)}, heads 0 to {max(known.values()) - 1}"
                 )
 
 

@@ -41,6 +41,11 @@ def ablate(
 
     def put(attention: RepositionedAttention, attended: Tensor) -> Tensor:
         mask, value = written[attention.layer_idx]
+        if value.ndim and value.shape[-1] != attended.shape[-1]:
+            raise InputError(
+                f"means of layer {attention.layer_idx} have {value.shape[-1]} numbers per head, which writes {attended.shape[-1]}; "
+                "give what ri.head_means(bridge, prompts) returns for this model"
+            )
         return torch.where(mask.to(attended.device), value.to(attended), attended)  # [batch, token, head, d_head]
 
     with lasting(model), called_at(model, "attended", put, chosen):

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from repo_interp.checkpoint_files.architectures import training_length
 from repo_interp.checkpoint_files.fields import Length
 from repo_interp.errors import InputError
+from repo_interp.interventions.replacing import number_of
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.lasting import lasting, put
 from repo_interp.models.masks import visible
@@ -135,11 +136,12 @@ def rescaled(
         raise InputError(f"one of yarn, theta and linear was wanted; got {', '.join(given) or 'none'}")
     ((name, value),) = given.items()
     value = checked(value, _Factor, "the factor of an extension")
+    layer, head = number_of(layer, "a layer"), None if head is None else number_of(head, "a head")
     (attention,) = attentions_of(model, [layer])
     if attention.frequencies is None or attention.assigner is None:
         raise InputError(f"layer {layer} ({attention.scheme}) does not rotate, so it has no frequencies to change")
-    if head is not None and not (isinstance(head, int) and 0 <= head < attention.heads):
-        raise InputError(f"head {head!r} was named; the heads of layer {layer} are 0 to {attention.heads - 1}")
+    if head is not None and not 0 <= head < attention.heads:
+        raise InputError(f"head {head} was named; the heads of layer {layer} are 0 to {attention.heads - 1}")
     length = training_length(attention.config)
     changes: Mapping[str, Callable[[Tensor], Tensor]] = {
         "yarn": lambda frequencies: yarn_frequencies(frequencies, value, length),

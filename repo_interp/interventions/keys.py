@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, one_line
 from repo_interp.interventions.replacing import finite_positions
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.lasting import lasting
@@ -38,8 +39,9 @@ KEY_INDEX = 3
 def exchanged_keys(model: nn.Module, orders: Mapping[int, Int[Tensor, "batch token"]]) -> Iterator[None]:
     """In the layers named by `orders`, the key at token j is that of token orders[layer][prompt, j], before any norm and rotation.
 
-    What a scheme reads of keys (CoPE's gates) changes with them. Raises InputError for a layer that the model lacks.
+    What a scheme reads of keys (CoPE's gates) changes with them. Raises InputError for a layer that the model lacks, and for no orders.
     """
+    _require_by_layer(orders, "orders", "tokens [prompt, token] as whole numbers from 0", _is_order)
 
     def exchange(attention: RepositionedAttention, keys: Tensor) -> Tensor:
         order = orders[attention.layer_idx]
@@ -55,8 +57,10 @@ def exchanged_keys(model: nn.Module, orders: Mapping[int, Int[Tensor, "batch tok
 def moved_keys(model: nn.Module, shifts: Mapping[int, Shift]) -> Iterator[None]:
     """In the layers named by `shifts`, keys have the positions z + shifts[layer](z). Raises InputError for a layer that the model lacks.
 
+    Raises InputError too for what is no function, and in the pass for shifts of another shape.
     With learned absolute positions the shift of layer 0 acts, once for the whole model; an index is rounded, and kept in the table.
     """
+    _require_by_layer(shifts, "shifts", "functions of positions", callable)
 
     def turn_further(attention: RepositionedAttention, keys: Tensor) -> Tensor:
         if attention.frequencies is None:
@@ -83,9 +87,24 @@ def has_keys_to_move(attention: RepositionedAttention) -> bool:
     return by_distance or (attention.scheme == "learned" and attention.layer_idx == 0)
 
 
+def _require_by_layer(given: Any, what: str, wanted: str, fits: Callable[[Any], bool]) -> None:
+    if not isinstance(given, Mapping) or not all(fits(each) for each in given.values()):
+        raise InputError(f"{what} are {wanted}, by layer; got {one_line(repr(given), 80)}")
+
+
+def _is_order(given: Any) -> bool:
+    whole = isinstance(given, Tensor) and given.dtype == torch.int64 and given.ndim == 2 and given.numel() > 0
+    return whole and 0 <= int(given.min()) <= int(given.max()) < given.shape[1]
+
+
 def _shift_of(shift: Shift, positions: Tensor) -> Tensor:
-    """What `shift` adds to `positions` of keys. Raises InputError where that is not finite, or no numbers."""
-    return finite_positions(shift(positions), positions, "the shifts of keys")
+    """What `shift` adds to `positions` of keys. Raises InputError where that is not finite, no numbers, or of another shape."""
+    shifts = finite_positions(shift(positions), positions, "the shifts of keys")
+    if shifts.ndim > positions.ndim or any(
+        here not in (1, there) for here, there in zip(shifts.shape[::-1], positions.shape[::-1], strict=False)
+    ):
+        raise InputError(f"the shifts of keys are {list(shifts.shape)}; wanted what broadcasts to {list(positions.shape)}")
+    return shifts
 
 
 def _shift_index(shift: Shift) -> Callable:

@@ -20,6 +20,7 @@ from transformer_lens.patching import generic_activation_patch
 
 from repo_interp.errors import InputError
 from repo_interp.interventions.positions import HOOK
+from repo_interp.interventions.replacing import heads_with_positions
 from repo_interp.models.bridge import RepositionedBridge
 from repo_interp.models.lasting import lasting, put
 from repo_interp.positions.rotary import expand_heads
@@ -72,6 +73,11 @@ def _patched(
             raise InputError(
                 f"the clean prompt has {positions.shape[-1]} tokens at {name}, the corrupted one {tokens.shape[-1]}; give prompts alike"
             )
+    lacking = [layer for layer, _ in heads_with_positions(model) if _SHORT.format(layer) not in clean]
+    if lacking:
+        raise InputError(
+            f"the clean cache has no positions of layer {lacking[0]}; record with run_with_cache(tokens), all names or these"
+        )
     for layer in range(model.cfg.n_layers):
         clean.setdefault(_SHORT.format(layer), torch.empty(0))
 

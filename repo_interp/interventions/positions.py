@@ -89,12 +89,14 @@ def permuted(
 
     `order`: a permutation of the first tokens' indices, [token] or [prompt, token]; tokens after it keep theirs. None: the chosen tokens
     of every prompt change places at random, by `seed` - also with padding on the right, unless an attention mask or `tokens` leave it
-    out; where prompts are analysed and scored it is left out. Raises InputError for an order that is none, and inside for tokens of it
-    that are in the cache or that a prompt lacks.
+    out; where prompts are analysed and scored it is left out. Raises InputError for an order that is none or stands beside a seed, and
+    inside for tokens of it that are in the cache or that a prompt lacks.
     """
     if order is None:
         seed = checked(seed, Seed, "seed")
         return replaced(model, shuffled(seed), heads, layer=layer, tokens=tokens)
+    if seed:
+        raise InputError(f"seed {seed} draws an order, and one was given; leave one of the two out")
     try:
         indices = torch.as_tensor(order)
     except (TypeError, ValueError, RuntimeError):
@@ -117,7 +119,7 @@ def swapped_tokens(
     first, second = ([each] if not hasattr(each, "__iter__") else list(each) for each in (one, other))  # pyright: ignore
     named: list[Any] = [*first, *second]
     if (
-        not all(hasattr(each, "__index__") and each < MOST_TOKENS for each in named)
+        not all(hasattr(each, "__index__") and not isinstance(each, bool | np.bool_) and each < MOST_TOKENS for each in named)
         or len(first) != len(second)
         or len(set(named)) < len(named)
         or not named

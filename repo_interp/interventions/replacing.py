@@ -90,6 +90,8 @@ def replaced(
     token indices, and, in the pass, for positions of another length or that are not finite. Warns at the end, with a Note, of tokens that
     no pass came to.
     """
+    if not callable(change):
+        raise InputError(f"a change is a function of positions and of where they are; got {one_line(repr(change), 80)}")
     named = _Named(None if tokens is None else token_table(tokens), prompts)
     learned = None if any(map(_rotates, attentions(model))) else table_of(decoder_of(model))
     chosen = _chosen_heads(model, heads, layer) if learned is None or heads is not None or layer is not None else {}
@@ -172,8 +174,8 @@ def finite_positions(given: Any, positions: Tensor, what: str) -> Tensor:
         new = torch.as_tensor(given, device=positions.device)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{what} are no numbers: {one_line(error)}") from None
-    if new.is_complex():
-        raise InputError(f"{what} are complex; give real ones")
+    if new.is_complex() or new.dtype == torch.bool:
+        raise InputError(f"{what} are {'complex' if new.is_complex() else 'true and false'}; give real numbers")
     if not new.to(positions.dtype).isfinite().all() and positions.isfinite().all():
         raise InputError(f"{what} are NaN or infinite; give finite ones")
     return new
@@ -265,7 +267,7 @@ def _chosen_heads(model: nn.Module, heads: Heads, layer: Layers) -> dict[int, fr
         return {number: every[number] for number in layers}
     if heads is None:
         named: Any = [layer] if np.ndim(layer) == 0 else layer  # pyright: ignore[reportArgumentType, reportCallIssue]
-        chosen = {number: every.get(number, frozenset()) for number in (_number(each, "a layer") for each in named)}
+        chosen = {number: every.get(number, frozenset()) for number in (number_of(each, "a layer") for each in named)}
     else:
         chosen = heads_by_layer(model, heads)
     if not chosen:
@@ -306,10 +308,10 @@ def layer_and_head(pair: Any) -> tuple[int, int]:
     """`pair` as the numbers of a layer and of a head. Raises InputError for what is none."""
     if isinstance(pair, str) or not hasattr(pair, "__len__") or len(pair) != 2:
         raise InputError(f"heads are (layer, head) pairs, such as [(2, 0), (2, 3)]; got {one_line(repr(pair), 160)}")
-    return _number(pair[0], "a layer"), _number(pair[1], "a head")
+    return number_of(pair[0], "a layer"), number_of(pair[1], "a head")
 
 
-def _number(value: Any, what: str) -> int:
+def number_of(value: Any, what: str) -> int:
     """A whole number as Python's own; numpy's and torch's are numbers too, truth values and fractions are not."""
     if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
         raise InputError(f"{what} is a whole number from 0; got {value!r}")

@@ -33,10 +33,11 @@ from transformers import AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from repo_interp.checkpoint_files.architectures import native_layout, training_length
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, warn
 from repo_interp.models.checkpoints import known, load_model
-from repo_interp.models.reposition import decoder_of
+from repo_interp.models.reposition import decoder_of, require_weights
 from repo_interp.models.rotation import Source, attention_modules, identity, passed_queries, replica, source_of, turning_pairs
+from repo_interp.positions.layouts import LEARNED
 
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 """Radians: a larger error is a finding."""
@@ -363,9 +364,20 @@ def verify(
 
 def _opened(model: Any, weights: bool) -> Any:
     if isinstance(model, nn.Module):
-        return getattr(model, "original_model", model)
+        owner = getattr(model, "original_model", model)
+        if any(buffer.is_meta for buffer in owner.buffers()):  # those of rotation, which alone matter
+            require_weights(owner)
+        return owner
+    checkpoint = known(model)
+    config = checkpoint.config
+    others = sorted(
+        {ours for ours, own in zip(checkpoint.layout, native_layout(config), strict=True) if ours not in (own, *LEARNED)}
+    )
+    if others:
+        warn(
+            f"layers of {model} are {', '.join(others)}; audited is how the {config.model_type} that it stands on rotates, not these"
+        )
     if weights:
         return load_model(model)
-    config = known(model).config
     with init_empty_weights(include_buffers=False):
         return AutoModelForCausalLM.from_config(config)

@@ -22,7 +22,7 @@ from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.feed_forward import in_blocks
 from repo_interp.models.layer_pass import LogitsOfRows
 from repo_interp.models.padding import padding_known
-from repo_interp.models.reposition import attentions, blocks, decoder_of
+from repo_interp.models.reposition import at_rest, attentions, blocks, decoder_of
 from repo_interp.positions.contextual import ContextualPositions
 from repo_interp.positions.logits import exact
 
@@ -65,7 +65,7 @@ def decode(
 
     With a `last_layer` the pass ends after it: its hidden states, before the final norm. Feed-forward parts work in blocks of tokens.
     """
-    with in_blocks(model), padding_known(valid):
+    with at_rest(model), in_blocks(model), padding_known(valid):
         return _decoded(model, tokens, valid, last_layer)
 
 

@@ -45,9 +45,12 @@ def changes(model: nn.Module) -> str:
         found["other weights in"] = _differing(remembered[_WEIGHTS], _checksums(model))
     if _ROTATIONS in remembered:
         found["other rotation in"] = _differing(remembered[_ROTATIONS], _rotations(model))
+        parts = {module: _short(name) for name, module in _original(model).named_modules()}
+        for each in attentions(model):  # of hook sites, those that are no part of a bridge
+            parts = {site: f"layers.{each.layer_idx}.self_attn.{name}" for name, site in vars(each.sites).items()} | parts
         found["hooks at"] = [
-            _short(name)
-            for name, module in _original(model).named_modules(remove_duplicate=True)
+            name
+            for module, name in parts.items()
             if any(
                 number >= remembered[_HOOKS] and not _is_of_a_library(hook)
                 for number, hook in (*module._forward_hooks.items(), *module._forward_pre_hooks.items())

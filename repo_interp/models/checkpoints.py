@@ -58,7 +58,13 @@ from repo_interp.models.configuration import (
     written_configuration,
 )
 from repo_interp.models.dispatch import DeviceMap, MostMemory, device_of_weights, dispatched, is_dispatched
-from repo_interp.models.reposition import assigner_parameters, layout, reposition, with_layout  # noqa: F401 - `ri.reposition` is found here
+from repo_interp.models.reposition import (
+    assigner_parameters,
+    layout,
+    reposition,  # noqa: F401 - `ri.reposition` is found here
+    require_weights,
+    with_layout,
+)
 from repo_interp.positions.layouts import format_layout
 from repo_interp.records import modelled
 
@@ -176,6 +182,7 @@ def save(
     if is_dispatched(decoder):
         raise InputError("weights of this model are offloaded; load it without a device map to save it")
     layout(decoder)  # refuses a model that was never repositioned
+    require_weights(decoder)
     place = _replaceable(directory)
     place.parent.mkdir(parents=True, exist_ok=True)
     with replaced(place) as unfinished:

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from repo_interp.errors import NotFinitePrediction
+from repo_interp.models.reposition import at_rest
 from repo_interp.side_by_side import BatchSize, batches
 
 
@@ -22,7 +23,7 @@ def continue_greedily(
 ) -> list[tuple[int, ...]]:
     """The most probable next tokens of every prompt, `counts[i]` of them for prompt i.
 
-    The model is used as it is (put it into evaluation mode). Prompts of similar length share a forward pass, whatever their order.
+    Prompts of similar length share a forward pass, whatever their order.
     """
     if len(prompts) != len(counts):
         raise ValueError(f"one count per prompt was wanted; got {len(counts)} for {len(prompts)} prompts")
@@ -30,7 +31,8 @@ def continue_greedily(
     continuations: dict[int, tuple[int, ...]] = {}
     for chosen in batches(order, [len(prompt) + count for prompt, count in zip(prompts, counts, strict=True)], batch_size):
         wanted = [counts[number] for number in chosen]
-        made = _continue_batch(model, [prompts[number] for number in chosen], max(wanted), chosen)
+        with at_rest(model):
+            made = _continue_batch(model, [prompts[number] for number in chosen], max(wanted), chosen)
         continuations.update(
             (number, tuple(row[:count])) for number, row, count in zip(chosen, made.tolist(), wanted, strict=True)
         )

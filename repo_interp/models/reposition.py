@@ -52,6 +52,7 @@ def reposition(model: PreTrainedModel, layout: str, **options: str | float) -> P
     layouts and options that do not fit, options without effect in the layout among them.
     """
     require_model(model)
+    require_weights(model)
     require_family(model.config)
     require_useful(_schemes(model, layout), scheme_options(options))
     return with_layout(model, layout, **options)
@@ -64,6 +65,7 @@ def observable(model: nn.Module) -> nn.Module:
     """
     if not isinstance(model, PreTrainedModel) or any(attached(module) is not None for module in model.modules()):
         return model
+    require_weights(model)
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return with_layout(copy.deepcopy(model, shared), None)
 
@@ -115,7 +117,10 @@ def _rotations(model: PreTrainedModel) -> dict[Any, Rotation]:
     decoder = decoder_of(model)
     follow(decoder)
     prober = Prober(decoder)
-    measured = {stock: prober.measured(stock) for stock in attention_modules(decoder)}
+    attending = list(attention_modules(decoder))
+    if sum(module in attending for block in blocks(model) for module in block.modules()) > len(attending):
+        raise InputError(f"layers of this {model.config.model_type} share an attention module, which is not supported")
+    measured = {stock: prober.measured(stock) for stock in attending}
     turning = {len(each.frequencies): each for each in reversed(measured.values()) if each.rotates}
     for stock, rotation in measured.items():
         like = turning.get(len(rotation.frequencies))
@@ -184,9 +189,37 @@ def _kept(owner: nn.Module, name: str, find: Callable[[nn.Module], list[nn.Modul
 
 
 def require_model(model: object) -> None:
-    """Raise InputError where `model` is no model."""
+    """Raise InputError where `model` is no model of Hugging Face, and no bridge around one."""
     if not isinstance(model, nn.Module):
         raise InputError(f"a model or a bridge was wanted, as ri.load returns it; got {one_line(repr(model), 80)}")
+    if not hasattr(getattr(model, "original_model", model), "config"):  # DataParallel, say
+        raise InputError(
+            f"a model or a bridge was wanted, as ri.load returns it; got a {type(model).__name__}: give the model inside, if it has one"
+        )
+
+
+@contextmanager
+def at_rest(model: nn.Module) -> Iterator[None]:
+    """While the context lasts, a model or bridge in training mode is in evaluation mode: what is measured is not dropped at random.
+
+    Raises InputError for a model without weights (on "meta"; those that Accelerate fetches from a disk are there).
+    """
+    owner: Any = getattr(model, "original_model", model)
+    require_weights(owner)
+    training = [vars(module) for module in owner.modules() if module.training] if owner.training else []
+    for module in training:
+        module["training"] = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module["training"] = True
+
+
+def require_weights(model: nn.Module) -> None:
+    """Raise InputError where the weights of `model` are on "meta", and nothing fetches them from elsewhere."""
+    if next(model.parameters()).is_meta and not hasattr(model, "hf_device_map"):
+        raise InputError("the weights of this model are on 'meta' and hold no numbers; load them first, as ri.load does")
 
 
 def attentions_of(model: nn.Module, layers: Collection[int]) -> list[RepositionedAttention]:

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from repo_interp.models.reposition import blocks, decoder_of
+from repo_interp.models.reposition import at_rest, blocks, decoder_of
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def recorded(model: nn.Module, tokens: Int[Tensor, "prompt token"]) -> Recording
     def keep(layer: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> None:
         residuals.append(arguments[0] if arguments else keywords["hidden_states"])
 
-    with ExitStack() as hooks:
+    with at_rest(model), ExitStack() as hooks:
         for layer in blocks(model):
             hooks.callback(layer.register_forward_pre_hook(keep, with_kwargs=True).remove)
         last_hidden = decoder(input_ids=tokens, use_cache=False).last_hidden_state
@@ -56,7 +56,7 @@ def resumed(model: nn.Module, recording: Recording, first_layer: int) -> Float[T
         keywords.pop("hidden_states", None)
         return (recording.residuals[first_layer], *arguments[1:]), keywords
 
-    with ExitStack() as undo:
+    with at_rest(model), ExitStack() as undo:
         for layer in blocks(model)[:first_layer]:
             object.__setattr__(layer, "forward", _hand_on)  # a bridge's own __setattr__ would give it to the layer inside
             undo.callback(object.__delattr__, layer, "forward")

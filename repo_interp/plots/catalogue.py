@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from repo_interp.entry_points import VIEWS, called, find, given_by, names
 from repo_interp.errors import InputError
 from repo_interp.failures import until_failure
+from repo_interp.files import path_of, require_directory
 from repo_interp.plots.beside import beside
 from repo_interp.plots.marks.arrays import over_prompts, ranked_heads
 from repo_interp.plots.marks.heads import HeadMap, head_grid_figure
@@ -170,7 +171,8 @@ def write_figures(run: xr.DataTree, directory: str | os.PathLike[str], formats: 
 
     The same run gives the same bytes. Raises InputError as `figures_of`.
     """
-    directory = Path(directory)
+    directory = path_of(directory, "a directory for figures")
+    require_directory(directory)
     directory.mkdir(parents=True, exist_ok=True)
     return [file for _, name, figure in figures_of(run) for file in save_figure(figure, directory / name, formats)]
 

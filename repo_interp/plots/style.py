@@ -245,7 +245,7 @@ def paper_figure(width: float = PAGE_WIDTH, height: float = 2.4) -> PaperFigure:
 def save_figure(figure: Figure, stem: str | Path, formats: Sequence[str] = FORMATS[:1]) -> list[Path]:
     """Write `figure` as `stem`.png, or in `formats`, of png, svg and pdf; a figure drawn anew from the same data gives the same bytes.
 
-    Returns the paths written. Raises ValueError for a format that is not one of FORMATS.
+    Returns the paths written. Raises InputError for a format that is not one of FORMATS.
     """
     return write_pictures(rendered(figure, formats), stem)
 
@@ -261,11 +261,11 @@ def write_pictures(contents: Mapping[str, bytes], stem: str | Path) -> list[Path
 def rendered(figure: Figure, formats: Sequence[str] = FORMATS, **options: Any) -> dict[str, bytes]:
     """The bytes of `figure` in each of `formats`, laid out once; `options` go to matplotlib's `savefig`.
 
-    Raises ValueError for a format that is not one of FORMATS.
+    Raises InputError for a format that is not one of FORMATS.
     """
-    unknown = [name for name in formats if name not in FORMATS]
-    if unknown:
-        raise ValueError(f"a figure is written as {', '.join(FORMATS)}; got {', '.join(unknown)}")
+    formats = [formats] if isinstance(formats, str) else list(formats)
+    if unknown := [name for name in formats if name not in FORMATS]:
+        raise InputError(f"a figure is written as {', '.join(FORMATS)}; got {', '.join(map(str, unknown))}")
     contents = {}
     with style(), _laid_out(figure):
         for name in formats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import http.client
 import json
@@ -31,6 +32,7 @@ from repo_interp.cli.explore import _explored
 from repo_interp.experiments.atlas import Atlas
 from repo_interp.explorer import Edit, Session
 from repo_interp.explorer.messages import Explored, message, over_the_same_texts
+from repo_interp.explorer.server import application
 from repo_interp.shipped import zoo_path
 
 CHROMIUM = executable()
@@ -527,6 +529,19 @@ def test_messages_that_do_not_fit_are_refused_in_one_line(served, body, said):
     status, answer = served.get(f"/{TOKEN}/ask", body)
     content = json.loads(answer.removeprefix(b"data: "))
     assert status == 200 and said in content["refused"] and "\n" not in content["refused"]
+
+
+def test_a_page_that_goes_away_in_the_midst_of_its_message_is_no_error(explored):
+    """Found: a traceback in the terminal."""
+
+    async def receive() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    async def send(part: dict) -> None:
+        pass
+
+    scope = {"type": "http", "method": "POST", "path": f"/{TOKEN}/ask", "headers": [(b"host", b"localhost:9")]}
+    asyncio.run(application(explored, TOKEN, 9)(scope, receive, send))
 
 
 def test_a_newer_view_ends_the_older_one_of_its_page_alone(served, explored, monkeypatch):

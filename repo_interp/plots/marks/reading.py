@@ -14,6 +14,7 @@ import xarray as xr
 
 from repo_interp.errors import InputError
 from repo_interp.plots.style import scheme_colour, scheme_name
+from repo_interp.run import require_run
 
 LEARNED_SCHEMES = ("repo", "continuous", "multihead_continuous")
 """Schemes whose positions are learned: only their ranges and patterns differ from those of the token index."""
@@ -47,6 +48,7 @@ class PromptTokens:
 
 def group(run: xr.DataTree, name: str) -> xr.Dataset:
     """The group `name` of the run. Raises InputError when the run was made without that measure."""
+    require_run(run)
     if name not in run.children:
         has = ", ".join(run.children) or "none"
         raise InputError(f"this figure needs the measure {name!r}; the run has: {has}. Analyse again with it")

@@ -19,6 +19,7 @@ from matplotlib.lines import Line2D
 
 from repo_interp.plots.marks import scores
 from repo_interp.plots.style import scheme_name
+from repo_interp.run import require_run
 
 PALEST = 0.22
 """Share of the colour that the first step has."""
@@ -46,7 +47,8 @@ class Runs:
 
 
 def has_runs(run: xr.DataTree) -> bool:
-    """Whether a tree holds several runs along an axis `run`."""
+    """Whether a tree holds several runs along an axis `run`. Raises InputError for what is no run."""
+    require_run(run)
     return "run" in run.dims
 
 

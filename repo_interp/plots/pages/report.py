@@ -24,6 +24,7 @@ import xarray as xr
 
 from repo_interp.errors import InputError
 from repo_interp.failures import noted, until_failure
+from repo_interp.files import file_to_write, write_text
 from repo_interp.plots.catalogue import figures_of, views_of
 from repo_interp.plots.findings import findings
 from repo_interp.plots.marks.reading import checkpoint_name
@@ -61,12 +62,12 @@ def report_page(
 
     `prompts`: numbers of the prompts to embed, in order; as many as fit into `megabytes` are, and the page names those left
     out. A group without a section is named. Raises InputError when the run has no group, or not one of
-    `prompts`.
+    `prompts`, and for a path that no file can have.
     """
     options = PageOptions(None if prompts is None else tuple(prompts), round(megabytes * 1e6))
-    path = Path(path)
-    path.write_text(_page(run, options, _pictures(run, None), None), encoding="utf-8", newline="\n")
-    return path
+    place = file_to_write(path, "report.html")
+    write_text(place, _page(run, options, _pictures(run, None), None))
+    return place
 
 
 @dataclass(frozen=True)

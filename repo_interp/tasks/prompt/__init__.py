@@ -72,6 +72,20 @@ class Prompt:
         check_spans(self.spans, self.generated, len(self.tokens), "token")
         object.__setattr__(self, "generated", _whole(self.generated))
         object.__setattr__(self, "spans", {name: _whole(places) for name, places in self.spans.items()})
+        for place in self.sources or ():
+            if not 0 <= place < len(self.tokens):
+                raise InputError(
+                    f'the attribute "source" holds token {place}, but the prompt has the tokens 0 to {len(self.tokens) - 1}; mend it'
+                )
+
+    @property
+    def sources(self) -> tuple[int, ...] | None:
+        """The token that each of `generated` is a copy of, where the attribute "source" says it; None where it says something else."""
+        source = self.attributes.get("source")
+        if not isinstance(source, list | tuple) or not len(source) == len(self.generated) > 0:
+            return None
+        whole = all(hasattr(place, "__index__") and not isinstance(place, bool) for place in source)
+        return _whole(source) if whole else None
 
     def all_spans(self) -> dict[str, tuple[int, ...]]:
         """The named spans, then `rest` (in no named span and not generated) and `generated`, where not empty."""

@@ -217,6 +217,8 @@ def test_a_run_of_a_changed_model_says_so():
     assert said() == "" and said() == ""  # hooks that libraries leave to record outputs change nothing
     with ri.interventions.frozen(bridge, layer=1):
         assert said() == "hooks at layers.1.self_attn.hook_positions"
+    with ri.ablate(bridge, (1, 0)):
+        assert said() == "hooks at layers.1.self_attn.attended"
     with ri.interventions.interpolated(bridge, 2.0):
         assert said() == "other rotation in layer 0, layer 1, layer 2 and 1 more"
     with bridge.hooks(fwd_hooks=[("blocks.1.hook_resid_pre", lambda values, hook: values * 0)]):

@@ -16,6 +16,7 @@ from repo_interp.analysis import defaults
 from repo_interp.cli import main
 from repo_interp.errors import InputError
 from repo_interp.experiments import atlas
+from repo_interp.explorer import Session
 
 TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
 
@@ -292,11 +293,54 @@ def test_arguments_of_another_kind_are_refused_in_one_line(niah, task_prompts, t
         (lambda: ri.load(None), "a path was wanted, a checkpoint's directory or its name, such as niah/repo; got None"),
         (lambda: ri.load("niah/repo", device=None), "device None is not available here"),
         (lambda: ri.zoo(3), "a checkpoint that ships has a name such as niah/repo; got 3"),
+        (lambda: ri.findings(None), "a run is what ri.analyze returns"),
+        (lambda: ri.training_scalars(None), "a run is what ri.analyze returns"),
+        (lambda: ri.PositionsCallback(prompts=3), "prompts are a int; wanted a few"),
+        (lambda: Session(niah, [1, 2, 3], [{"kind": "linearised", "layer": 2}]), "edits of a session are a list of Edits"),
+        (lambda: Session(niah, [1, 2, 3], answer=(1.5,)), "answer is .1.5,.; wanted whole numbers"),
+        (lambda: ri.plots.position_lines("x", 0, 0), "a run is what ri.analyze returns"),
+        (lambda: ri.plots.report_page(None, tmp_path / "page.html"), "a run is what ri.analyze returns"),
+        (lambda: ri.plots.report_page(run, tmp_path), "a directory stands there; name a file, such as .*/report.html"),
+        (lambda: ri.plots.report_page(run, tmp_path / "a" / "b"), "there is no directory .*a; make it first"),
+        (lambda: ri.plots.write_figures(run, __file__), "test_interface.py is a file; wanted a directory"),
+        (lambda: ri.analyze(torch.nn.DataParallel(tiny("llama")), [[1]]), "got a DataParallel: give the model inside"),
+        (lambda: ri.reposition(torch.nn.Linear(2, 2), "repo"), "a model or a bridge was wanted.*; got a Linear"),
+        (lambda: ri.analyze(tiny("llama").to("meta"), [[1]]), "weights of this model are on 'meta' and hold no numbers"),
+        (lambda: ri.reposition(tiny("llama").to("meta"), "repo"), "on 'meta' and hold no numbers; load them first"),
+        (lambda: ri.save(ri.reposition(tiny("llama"), "repo").to("meta"), tmp_path / "a"), "on 'meta' and hold no numbers"),
+        (lambda: ri.verify(tiny("llama").to("meta")), "on 'meta' and hold no numbers"),
+        (lambda: ri.analyze(_with_one_layer_twice(), [[1, 2]]), "layers of this llama share an attention module"),
     ):
         with pytest.raises(InputError, match=line) as refused:
             call()
         assert "\n" not in str(refused.value)
     assert not list(tmp_path.iterdir())
+
+
+def bridged(stock):
+    return ri.bridge(ri.reposition(stock, "rope"))
+
+
+def _with_one_layer_twice():
+    model = tiny("llama")
+    model.model.layers[1] = model.model.layers[0]
+    return model
+
+
+@pytest.mark.parametrize("wrap", [lambda stock: stock, lambda stock: ri.reposition(stock, "rope"), bridged])
+def test_a_model_in_training_mode_is_measured_without_its_dropout_and_stays_in_it(wrap):
+    """Found: its numbers depended on what dropout drew."""
+    model, runs = wrap(tiny("llama")), []
+    layers = getattr(model, "original_model", model).model.layers
+    for module in layers.modules():
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.9
+    for training in (False, True):
+        model.train(training)
+        layers[2].eval()  # a part that the user keeps as it is
+        runs.append(ri.analyze(model, [[*range(3, 23)]], ("attention_rows",), experiments=("effects",)))
+        assert layers[0].training is training and not layers[2].training
+    xr.testing.assert_identical(*runs)
 
 
 @pytest.mark.usefixtures("no_figures")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from bad_inputs import TINY, Case, cases, said
 from forked import forked
 
 from repo_interp.cli import main
+from repo_interp.explorer.server import kept_token
+from repo_interp.files import cache_directory
 from repo_interp.models import load as loading
 
 CASES = cases()
@@ -61,6 +64,30 @@ def test_a_terminal_that_is_full_or_gone_is_no_traceback():
         done = forked(lambda: main(["zoo", "list", "niah"]), stdout=full)
     line = "repo-interp zoo: standard output cannot be written (No space left on device)\n"
     assert (done.returncode, done.stderr) == (2, line)
+
+
+def test_a_command_whose_streams_are_closed_is_no_traceback():
+    def closed(command):
+        sys.stdin = sys.stdout = sys.stderr = None
+        return main(command)
+
+    assert forked(lambda: closed(["analyze", "reversal/nope", "--prompts", "-"])).returncode == 2
+    assert forked(lambda: closed(["inspect", "reversal/nope"])).returncode == 0
+
+
+def test_a_user_without_a_home_is_told_to_name_a_directory(monkeypatch):
+    def homeless():
+        for name in ("HOME", "REPO_INTERP_CACHE", "XDG_CACHE_HOME"):
+            os.environ.pop(name, None)
+        os.setuid(54321)  # a number without a name
+        assert len(kept_token()) == 43
+        cache_directory()
+
+    if os.getuid() != 0:
+        pytest.skip("only root may become somebody else")
+    assert forked(homeless).stderr.endswith(
+        "InputError: there is no home directory to keep files in; name a directory with REPO_INTERP_CACHE\n"
+    )
 
 
 def test_a_terminal_in_ascii_shows_other_characters_by_their_numbers(tmp_path, monkeypatch):

@@ -108,6 +108,11 @@ def test_effects_are_changes_of_the_answers_log_probability_beside_random_heads_
     assert again.equals(table)
 
 
+def ablated(bridge, means):
+    with ri.ablate(bridge, (0, 1), means):
+        return bridge(torch.tensor([[3, 4, 5]]))
+
+
 @pytest.mark.parametrize(
     ("call", "line"),
     [
@@ -122,6 +127,10 @@ def test_effects_are_changes_of_the_answers_log_probability_beside_random_heads_
         (
             lambda bridge: ri.ablate(bridge, (0, 1), {0: torch.zeros(3, 8)}).__enter__(),
             "means lack finite ones of the 4 heads of layer 0",
+        ),
+        (
+            lambda bridge: ablated(bridge, {0: torch.zeros(4, 1)}),
+            "means of layer 0 have 1 numbers per head, which writes 8; give what ri.head_means",
         ),
         (lambda bridge: ri.ablate(bridge, (0, 1), "zero").__enter__(), "means lack finite ones of the 4 heads of layer 0"),
         (lambda bridge: ri.head_means(bridge, []), "there are no prompts"),

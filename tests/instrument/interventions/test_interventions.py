@@ -606,6 +606,8 @@ def test_patching_token_by_token_has_transformer_lens_order_and_options(patched)
     assert_close(result.baseline, result.values[1, 0, 0], atol=1e-6, rtol=0)
     with pytest.raises(InputError, match="the clean prompt has 20 tokens"):
         iv.get_act_patch_positions_all_pos(bridge, short, cache, metric)
+    with pytest.raises(InputError, match="the clean cache has no positions of layer 2; record with run_with_cache"):
+        iv.get_act_patch_positions_all_pos(bridge, OTHERS, {HOOK: cache[HOOK]}, metric)
     with pytest.raises(InputError, match="no bridge of ours"):
         iv.get_act_patch_positions_all_pos(bridge.original_model, OTHERS, cache, metric)
     with pytest.raises(InputError, match=r"\[2, 1, 20\].*wanted \[prompt, row, token\] of 1 or 1 prompts"):
@@ -688,6 +690,22 @@ def test_numbers_and_positions_that_mean_nothing_are_refused_where_they_first_ap
         (lambda: iv.scaled(bridge, 10**400), "scaled by is 1000"),
         (lambda: iv.shifted(bridge, torch.zeros(3)), "shifted by is tensor"),
         (lambda: iv.permuted(bridge, seed="x"), "seed is 'x'; wanted a whole number of at least 0"),
+        (lambda: iv.permuted(bridge, order=[1, 0], seed=3), "seed 3 draws an order, and one was given"),
+        (lambda: iv.set_positions(bridge, 0, 0, given > 4), "to set in layer 0 are true and false; give real numbers"),
+        (lambda: iv.swapped_tokens(bridge, True, 2), "change places; got True and 2"),
+        (lambda: iv.rescaled(bridge, 2, True, yarn=2), "a head is a whole number from 0; got True"),
+        (lambda: iv.rescaled(bridge, [1, 2], yarn=2), r"a layer is a whole number from 0; got \[1, 2\]"),
+        (lambda: iv.replaced(bridge, None), "a change is a function of positions and of where they are; got None"),
+        (
+            lambda: iv.exchanged_keys(bridge, None),
+            "orders are tokens .prompt, token. as whole numbers from 0, by layer; got None",
+        ),
+        (lambda: iv.exchanged_keys(bridge, {1: given - 18}), "orders are tokens"),
+        (lambda: iv.moved_keys(bridge, {1: 3.0}), "shifts are functions of positions, by layer"),
+        (
+            lambda: iv.moved_keys(bridge, {1: lambda positions: torch.zeros(3)}),
+            r"are \[3\]; wanted what broadcasts to \[1, 4, 4\]",
+        ),
         (lambda: iv.frozen(None), "a model or a bridge was wanted, as ri.load returns it; got None"),
     ):
         with pytest.raises(InputError, match=line), make():

@@ -131,6 +131,13 @@ def test_a_second_model_whose_queries_are_in_another_order_is_found():
     assert line.startswith("layer 2: expected the queries of the first model, measured interleaved pairs instead of halves")
 
 
+def test_layers_of_ours_that_rotate_otherwise_are_named(capsys):
+    """Found: of a checkpoint without positions it said that all its layers rotate, and nothing else."""
+    assert main(["verify", "reversal/nope", "--longest", "8"]) == 0
+    assert "reversal/nope are nope; audited is how the llama that it stands on rotates, not these" in capsys.readouterr().err
+    assert main(["verify", "reversal/repo", "--longest", "8"]) == 0 and not capsys.readouterr().err
+
+
 def test_the_command_returns_1_for_a_finding_and_writes_the_figure(tmp_path, capsys):
     llama().save_pretrained(tmp_path / "model")
     assert main(["verify", str(tmp_path / "model"), "--longest", "64"]) == 0

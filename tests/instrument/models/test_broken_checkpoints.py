@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import repo_interp as ri
 from repo_interp.cli import main
 
 
@@ -176,14 +177,18 @@ def test_the_unbroken_checkpoint_is_inspected(checkpoint, capsys):
         assert part in shown
 
 
+def test_how_other_programs_want_their_outputs_changes_nothing(checkpoint):
+    """Found: a traceback in the first pass."""
+    config(return_dict=False, torchscript=True)(checkpoint)
+    assert "positions" in ri.analyze(ri.load(checkpoint), [[1, 5, 9]], ("positions",)).children
+
+
 @pytest.mark.parametrize(
     ("layout", "shown"),
     [("cope", "counted by gates"), ("kerple", "one for all heads"), ("learned", "none"), ("repo", "one per key-value head")],
 )
 def test_every_kind_of_scheme_is_inspected(layout, shown, tmp_path, capsys, monkeypatch):
     from families import tiny
-
-    import repo_interp as ri
 
     monkeypatch.setenv("COLUMNS", "200")
     model = ri.reposition(tiny("llama"), layout)

@@ -116,6 +116,22 @@ def test_a_measure_of_one_run_other_axes_and_other_units_are_left_out_and_said()
     ]
 
 
+def test_labels_and_values_of_another_kind_are_no_tracebacks():
+    """Found, in runs that other programs had changed: texts beside numbers, and a layer that stood there twice."""
+    one, other = run("one"), run("other")
+    extra = one["three_axis/r"].assign_attrs(units="1")
+    one["three_axis"] = one["three_axis"].to_dataset().assign(said=extra)
+    other["three_axis"] = other["three_axis"].to_dataset().assign(said=extra.astype(str).assign_attrs(units="1"))
+    assert "three_axis: said has other units in other; not compared" in notes(ri.compare([one, other]))
+    group = one["three_axis"].to_dataset()
+    other["three_axis"] = group.assign_coords(layer=["first", "second"])
+    with pytest.raises(ri.InputError, match="no measure in common"):
+        ri.compare([one, other])
+    other["three_axis"] = group.assign_coords(layer=[0, 0])
+    with pytest.raises(ri.InputError, match="three_axis of other has a label of the axis 'layer' twice"):
+        ri.compare([one, other])
+
+
 def asked_and_scored(scores, prompts, **options):
     """A run of scores of one test set and `prompts` of another."""
     tree = scored("zoo/a", "a")
