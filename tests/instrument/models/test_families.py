@@ -22,16 +22,8 @@ latent attention, with a selection of keys; a norm after the rotation; biases; a
 in docs/families.md of all families (`python -m benchmarks.families`)."""
 EXPERIMENTED = ("gpt_oss", "gpt2", "qwen3_next", "deepseek_v32")
 """Those on which experiments run too, which read heads by what the other columns test."""
-BEAMS, STATIC = {"num_beams": 2}, {"cache_implementation": "static"}
-CACHED = {
-    "gptj": BEAMS,
-    "bloom": BEAMS,
-    "deepseek_v3": BEAMS,
-    "gpt_oss": STATIC,
-    "cohere2": STATIC,
-    "gpt_neox": STATIC,
-    "gpt2": STATIC,
-}
+CACHED = {family: {"num_beams": 2} for family in ("gptj", "bloom", "deepseek_v3")}
+CACHED |= {family: {"cache_implementation": "static"} for family in ("gpt_oss", "cohere2", "gpt_neox", "gpt2")}
 TOKENS = torch.randint(3, 119, (2, 12), generator=torch.Generator().manual_seed(1))
 
 
@@ -63,9 +55,8 @@ def test_a_family_is_observed_as_the_table_says(family):
     assert {column: row[column] for column in columns if row[column] not in GOOD} == {}
 
 
-@pytest.mark.parametrize("family", CACHED)
-def test_caches_of_every_kind_keep_positions(stock, family):
-    options = CACHED[family]
+@pytest.mark.parametrize(("family", "options"), CACHED.items(), ids=CACHED)
+def test_caches_of_every_kind_keep_positions(stock, family, options):
     assert torch.equal(generated(observed(stock(family)), **options), generated(stock(family), **options))
 
 
