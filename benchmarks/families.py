@@ -22,6 +22,7 @@ import signal
 import sys
 import tempfile
 import tomllib
+from collections.abc import Collection
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
@@ -91,7 +92,7 @@ def small_model(family: str) -> Any:
     return model.eval()
 
 
-def tried(family: str) -> dict[str, str]:
+def tried(family: str, columns: Collection[str] = COLUMNS) -> dict[str, str]:
     """What works on `family`, by column: "yes", a number, or the reason why not."""
     import torch
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -194,7 +195,8 @@ def tried(family: str) -> dict[str, str]:
         with torch.no_grad():
             return as_expected(again(tokens))
 
-    for column, does in zip(COLUMNS, (logits, attention, generation, interventions, experiments, bridged, loaded), strict=True):
+    trials = dict(zip(COLUMNS, (logits, attention, generation, interventions, experiments, bridged, loaded), strict=True))
+    for column, does in ((column, trials[column]) for column in columns):
         try:
             row[column] = does()
         except Exception as error:

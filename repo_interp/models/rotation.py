@@ -102,7 +102,10 @@ class Source:
 
 def rotary_of(decoder: nn.Module) -> nn.Module | None:
     """The module that makes a decoder's tables."""
-    return next((part for part in decoder.modules() if any(name.endswith("inv_freq") for name in dir(part))), None)
+    # `dir` of every module would take longer than measuring the rotation.
+    return next(
+        (part for part in decoder.modules() if any(name.endswith("inv_freq") for name in (*part._buffers, *vars(part)))), None
+    )
 
 
 def source_of(decoder: nn.Module, stock: Any, config: Any) -> Source | None:

@@ -105,12 +105,12 @@ def test_a_seed_of_the_zoo_counts_as_it_does_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(learned_positions, "PROMPTS", 8)
     options = Options(prompts=2, controls=1, example_words=4)
     left_by_training("reversal/repo/seed-3", left_by_training("reversal/repo", tmp_path / "mine") / "seed-3")
-    own = subject("mine", tmp_path / "mine")
-    result, *_ = run(MIRROR, [own], options, Cache(), lambda text: None)
+    own, undrawn = subject("mine", tmp_path / "mine"), dataclasses.replace(MIRROR, draw=lambda data: iter(()))
+    result, *_ = run(undrawn, [own], options, Cache(), lambda text: None)
     alone = [
         own
         for path in (left_by_training("reversal/repo", tmp_path / "first"), zoo_path("reversal/repo/seed-3"))
-        for each in run(MIRROR, [subject("alone", path)], options, Cache(), lambda text: None)
+        for each in run(undrawn, [subject("alone", path)], options, Cache(), lambda text: None)
         for own in each.verdicts
     ]
     for found in result.verdicts:

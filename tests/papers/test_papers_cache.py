@@ -95,6 +95,14 @@ def test_the_same_is_measured_once_and_comes_back_as_it_was(tmp_path):
     assert of_groups[1]["shorter"].sizes["step"] == 2 and not of_groups[1].attrs
 
 
+def test_what_one_reader_changes_the_next_does_not_see(tmp_path):
+    cache, times = Cache(tmp_path), []
+    first = cache.dataset(measured, DEPENDS, times)
+    first["x"][0], first.attrs["kept"] = 7.0, "that"
+    xr.testing.assert_identical(cache.dataset(measured, DEPENDS, times), measured([]))
+    assert len(times) == 1
+
+
 @pytest.mark.parametrize("other", [{"seed": 1}, {"checkpoint": "abd"}, {"more": None}])
 def test_something_else_is_measured_anew(tmp_path, other):
     times: list[str] = []

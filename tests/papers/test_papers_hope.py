@@ -63,6 +63,7 @@ H4_WORDING = H4_CLAIMS["independent"][1]
 OF_ROPE = {claim.label for experiment in (VAF, OVER_TRAINING, BEYOND, COMPONENTS) for claim in experiment.claims}
 OF_ROPE |= {claim.label for claim in H1_BESIDE_NULL.values()}
 OF_ALL = {claim.label for claim in LOGIT_BY_DISTANCE.claims} - OF_ROPE
+EXPERIMENTS = tuple(experiment.name for experiment in PAPER.experiments)
 SIZES: dict[str, Any] = {
     "sequences": 4,
     "repeated_sequences": 2,
@@ -87,11 +88,13 @@ def holds(shape: UShape, standard_error: float) -> bool:
     return H1.rule.holds(shape.values((standard_error, standard_error), 100))
 
 
-def results_on(paths: dict[str, object], options: Options, cache: Cache | None = None, drawn: bool = True) -> list[Result]:
-    """The results of all experiments on the checkpoints, name -> path; without figures where they are not `drawn`."""
+def results_on(paths: dict[str, object], options: Options, cache: Cache | None = None, drawn=EXPERIMENTS) -> list[Result]:
+    """The results of all experiments on the checkpoints, name -> path, with figures of those whose names are `drawn`."""
     subjects = [subject(name, str(path)) for name, path in paths.items()]
-    kept, all_of_them = Cache() if cache is None else cache, PAPER.experiments
-    experiments = all_of_them if drawn else [dataclasses.replace(each, draw=lambda data: iter(())) for each in all_of_them]
+    kept = Cache() if cache is None else cache
+    experiments = [
+        each if each.name in drawn else dataclasses.replace(each, draw=lambda data: iter(())) for each in PAPER.experiments
+    ]
     return [result for experiment in experiments for result in run(experiment, subjects, options, kept, lambda doing: None)]
 
 
@@ -391,15 +394,15 @@ def test_what_is_measured_is_the_mean_over_replicates(checkpoints, kept):
     assert replicates.beyond(learned, SMALL, kept) is None
 
 
-def test_what_is_kept_is_what_was_measured(checkpoints, tmp_path):
+def test_what_is_kept_is_what_was_measured(checkpoints, kept):
     rope, other = subject("rope", checkpoints / "rope"), subject("other name", checkpoints / "rope")
     for measure in (replicates.within, lambda *given: over_training.measure([given[0]], *given[1:])):
-        first, kept = (measure(each, SMALL, Cache(tmp_path)) for each in (rope, other))
+        first, again = (measure(each, SMALL, kept) for each in (rope, other))
         assert first is not None
-        assert kept is not None
-        assert kept.attrs.pop("checkpoint") == "other name"
+        assert again is not None
+        assert again.attrs.pop("checkpoint") == "other name"
         assert first.attrs.pop("checkpoint") == "rope"
-        xr.testing.assert_identical(first, kept)
+        xr.testing.assert_identical(first, again)
         xr.testing.assert_equal(first, measure(rope, SMALL, Cache()))
 
 
@@ -416,7 +419,7 @@ def test_replicates_are_measured_once_for_all_claims(checkpoints, tmp_path, monk
     (tmp_path / "rope").mkdir()
     for file in (checkpoints / "rope").glob("*.*"):
         shutil.copy(file, tmp_path / "rope")
-    results = results_on({"rope": tmp_path / "rope"}, Options(**SIZES), Cache(tmp_path / "kept"), drawn=False)
+    results = results_on({"rope": tmp_path / "rope"}, Options(**SIZES), Cache(tmp_path / "kept"), drawn=())
     assert len([verdict for verdict in verdicts_of(results) if verdict.outcome != UNMEASURABLE]) == len(OF_ALL | OF_ROPE - {"H3"})
     assert sorted(lengths) == [L] * 4 + [2 * L] * 4  # of independent tokens, and of a repeated one
 
@@ -451,13 +454,13 @@ def test_a_small_file_stands_in_for_the_saved_steps(checkpoints, tmp_path):
 def test_figures_on_tiny_models_end_to_end(checkpoints, kept, tmp_path):
     paths = {name: str(checkpoints / name) for name in ("rope", "learned", "repo")}
     results = results_on(dict(paths), Options(**SIZES), kept)
-    write_paper(tmp_path / "hope", PAPER, results, paths, "repo-interp figures hope", {}, ("png", "nc"))
+    write_paper(tmp_path / "hope", PAPER, results, paths, "repo-interp figures hope", {}, ("nc",))
     out = tmp_path / "hope"
     names = {"logit_by_distance", "turns_repo"} | {
         f"{name}_rope" for name in ("components", "vaf", "vaf_over_training", "beyond_training_length", "norms", "pair")
     }
     of_page = {"README.md", "verdicts.csv", "page.json", "numbers.csv.gz"}
-    assert {file.name for file in out.iterdir()} == of_page | {f"{name}.{kind}" for name in names for kind in ("png", "nc")}
+    assert {file.name for file in out.iterdir()} == of_page | {f"{name}.nc" for name in names}
     with (out / "verdicts.csv").open() as stream_of_rows:
         rows = list(csv.DictReader(stream_of_rows))
     verdicts = {(row["claim"], row["checkpoint"]): row["outcome"] for row in rows}
@@ -477,7 +480,7 @@ def test_figures_on_tiny_models_end_to_end(checkpoints, kept, tmp_path):
 
 @pytest.mark.usefixtures("few_draws")
 def test_a_claim_without_a_checkpoint_is_not_measurable(checkpoints, kept):
-    verdicts = verdicts_of(results_on({"learned": checkpoints / "learned"}, Options(**SIZES), kept, drawn=False))
+    verdicts = verdicts_of(results_on({"learned": checkpoints / "learned"}, Options(**SIZES), kept, drawn=()))
     missing = {(each.claim.label, each.checkpoint) for each in verdicts if each.outcome == UNMEASURABLE and each.claim.id < "H6"}
     assert missing == {
         *((claim, name) for claim in OF_ALL for name in ("rope", "kerple")),
@@ -501,10 +504,10 @@ def test_a_capped_length_is_drawn_and_not_judged(tmp_path):
 
 
 @pytest.mark.usefixtures("few_draws")
-def test_of_a_long_model_twins_have_fewer_layers_and_the_claims_are_judged_all_the_same(checkpoints, monkeypatch):
+def test_of_a_long_model_twins_have_fewer_layers_and_the_claims_are_judged_all_the_same(checkpoints, tmp_path, monkeypatch):
     monkeypatch.setattr(replicates, "LONG", L - 1)
     monkeypatch.setattr(replicates, "FIRST_LAYERS", 1)
-    rope, cache = subject("rope", checkpoints / "rope"), Cache()
+    rope, cache = subject("rope", checkpoints / "rope"), Cache(tmp_path)
     within, beyond = replicates.within(rope, SMALL, cache), replicates.beyond(rope, SMALL, cache)
     assert beyond is not None
     layers = within["logit"].notnull().any(("repeat", "distance")).sum("layer")
@@ -513,7 +516,7 @@ def test_of_a_long_model_twins_have_fewer_layers_and_the_claims_are_judged_all_t
     assert within["scheme"].values.tolist() == ["rope", "rope"] and within["activated"].dtype == bool
     twin = replicates.of_model(load_fresh(rope.path, 0), L, L, 1, SMALL, layers=[0])
     assert_allclose(twin["component_by_distance"][0], within["component_by_distance"].sel(weights="random 0", repeat=0))
-    results = results_on({"rope": checkpoints / "rope"}, Options(**SIZES))
+    results = results_on({"rope": checkpoints / "rope"}, Options(**SIZES), cache, drawn=("vaf", "logit_by_distance", "beyond"))
     assert {each.claim.label for each in verdicts_of(results) if each.outcome != UNMEASURABLE} == OF_ALL | OF_ROPE - {"H3"}
     captions = {drawing.name: drawing.caption for result in results for drawing in result.drawings}
     assert "the first 1 of 2 layers" in captions["vaf_rope"] and "2L" not in captions["logit_by_distance"]

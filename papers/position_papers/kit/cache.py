@@ -27,6 +27,8 @@ from repo_interp.run import write_netcdf
 from repo_interp.store import Store
 
 Kept = TypeVar("Kept", xr.Dataset, xr.DataTree)
+SMALL = 1_000_000
+"""Bytes of a measurement up to which it stays in memory once it was read: several experiments read the same, which takes longer."""
 Depends = Mapping[str, str | int | float | bool | None]
 
 
@@ -38,6 +40,7 @@ class Cache:
     ) -> None:
         """Keep measurements in `directory`. Long ones call `progress` with what is being done, how much of it is done, and of how much."""
         self._directory, self.progress = None if directory is None else Path(directory), progress
+        self._small: dict[Path, Any] = {}
 
     def dataset(self, function: Callable[..., xr.Dataset], depends: Depends, *given: Any) -> xr.Dataset:
         """`function(*given)`, from the disk where the same function measured the same before.
@@ -65,6 +68,8 @@ class Cache:
         if self._directory is None:
             return function(*given)
         file = self._place(function, depends, "nc")
+        if file in self._small and file.exists():
+            return self._small[file].copy(deep=True)
         if not file.exists():
             self._directory.mkdir(parents=True, exist_ok=True)
             (self._directory / ".gitignore").write_text("*\n", encoding="utf-8")
@@ -78,7 +83,10 @@ class Cache:
                     with suppress(OSError):
                         lock.unlink()
         with opened(file, engine="h5netcdf") as stored:
-            return stored.load()
+            kept = stored.load()
+        if kept.nbytes <= SMALL:
+            self._small[file] = kept.copy(deep=True)
+        return kept
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -15,7 +15,7 @@ import repo_interp as ri
 from repo_interp.analysis import defaults
 from repo_interp.cli import main
 from repo_interp.errors import InputError
-from repo_interp.experiments import atlas
+from repo_interp.experiments import atlas, effects
 from repo_interp.explorer import Session
 
 TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
@@ -348,7 +348,8 @@ def test_a_model_in_training_mode_is_measured_without_its_dropout_and_stays_in_i
 def test_analyze_has_the_defaults_of_the_command(checkpoint, tmp_path, monkeypatch):
     """Prompts, measures, experiments and every number."""
     monkeypatch.setattr(atlas, "default_twins", lambda model: 1)
-    monkeypatch.setattr(defaults.default_prompts, "__defaults__", (3,))  # prompts in place of twenty
+    monkeypatch.setattr(effects, "default_kinds", lambda model: ("linearised",))
+    monkeypatch.setattr(defaults.default_prompts, "__defaults__", (2,))  # prompts in place of twenty
     assert main(["analyze", checkpoint, "--out", str(tmp_path / "out")]) == 0
     run, expected = ri.analyze(ri.zoo(checkpoint)), ri.read_run(tmp_path / "out")
     assert set(run.children) == set(expected.children) and "atlas" in run

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from places import DOCS
 
-from repo_interp.experiments import atlas
+from repo_interp.experiments import atlas, effects
 
 PAGES = sorted(DOCS.glob("*.md"))
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -32,8 +32,9 @@ def make():
 
 @pytest.fixture
 def quickly(no_figures, monkeypatch):
-    """Pages have no figures, and names of heads are held to one random model in place of ten."""
+    """No figures; names of heads are held to one random model in place of ten, and positions changed in one way in place of three."""
     monkeypatch.setattr(atlas, "default_twins", lambda model: 1)
+    monkeypatch.setattr(effects, "default_kinds", lambda model: ("linearised",))
 
 
 def read(name: str) -> str:
@@ -118,7 +119,10 @@ def test_the_commands_of_the_readme_run(tmp_path, monkeypatch, capsys):
 
     readme = DOCS.parent / "README.md"
     monkeypatch.chdir(tmp_path)
-    assert main(["analyze", "reversal/repo", "--length", "8", "--count", "2", "--out", "runs/first"]) == 0
+    assert (
+        main(["analyze", "reversal/repo", "--length", "8", "--measures", "attention_mass", "--count", "2", "--out", "runs/first"])
+        == 0
+    )
     ri.write_prompts(ri.tasks.make_task("reversal").prompts(2, test_set="5"), tmp_path / "prompts.jsonl")
     lines = [line for block in blocks(readme, "") for line in block.splitlines() if re.match("repo-interp (?!explore)", line)]
     inline = re.findall(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
+import warnings
 from itertools import islice
 
 import numpy as np
 import pytest
+from forked import Forked
 from hooks import hooks_of
 from hypothesis import given
 from hypothesis import strategies as st
-from places import OFFICIAL, PACKAGE
+from places import OFFICIAL
 
 import repo_interp as ri
 from repo_interp.analysis.trained_task import trained_task
@@ -69,7 +70,7 @@ def assert_same(seen, measured, heads):
         np.testing.assert_allclose(seen["position"][number], measured["position"][head], atol=1e-5)
 
 
-@pytest.mark.parametrize("kinds", [("linearised", "scaled"), ("frozen", "shifted"), ("copied", "permuted")])
+@pytest.mark.parametrize("kinds", [("linearised", "scaled", "frozen"), ("shifted", "copied", "permuted")])
 def test_the_cell_gives_the_same_numbers_and_the_same_continuation(bridge, prompt, kinds):
     heads = [(2, 0), (1, 3)]
     edits = [*map(edit, kinds), Edit(kind="linearised", layer=0, on=False)]
@@ -244,12 +245,22 @@ one, other
 
 
 @pytest.fixture(scope="module")
-def kernel():
+def kernel(tmp_path_factory):
     """Two widgets on one bridge in a kernel of Jupyter; asks one of them, and returns its answer."""
-    from jupyter_client.manager import start_new_kernel
+    from ipykernel.kernelapp import IPKernelApp
+    from jupyter_client.blocking.client import BlockingKernelClient
+    from jupyter_client.connect import write_connection_file
 
-    manager, client = start_new_kernel(kernel_name="python3", env=os.environ | {"PYTHONPATH": str(PACKAGE.parent)})
-    opened = []
+    file, _ = write_connection_file(str(tmp_path_factory.mktemp("kernel") / "kernel.json"))
+
+    def serve() -> None:
+        warnings.resetwarnings()
+        IPKernelApp.launch_instance(["-f", file])
+
+    process, client, opened = Forked(serve), BlockingKernelClient(connection_file=file), []
+    client.load_connection_file()
+    client.start_channels()
+    client.wait_for_ready(timeout=120)
 
     def hear(output):
         content = output["content"]
@@ -273,7 +284,8 @@ def kernel():
     ask.count = len(opened)
     yield ask
     client.stop_channels()
-    manager.shutdown_kernel(now=True)
+    process.kill()
+    process.wait()
 
 
 def test_two_widgets_of_a_kernel_answer_by_messages_and_do_not_disturb_each_other(kernel, bridge):

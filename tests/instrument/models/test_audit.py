@@ -32,24 +32,7 @@ def test_distances_are_powers_of_two_and_their_neighbours():
     assert distances(10) == [1, 2, 3, 4, 5, 7, 8, 9, 10]
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        "llama",
-        "gpt_neox",
-        "phi",
-        "phi3",
-        "glm4",
-        "cohere",
-        "cohere2",
-        "gemma3_text",
-        "gpt_oss",
-        "smollm3",
-        "qwen3_next",
-        "olmo2",
-        "mixtral",
-    ],
-)
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "glm4", "cohere2", "gemma3_text", "gpt_oss", "qwen3_next"])
 def test_a_healthy_family_has_no_finding(family):
     model = small_model(family)
     for dtype in ("float32", "bfloat16"):

@@ -159,10 +159,12 @@ def test_a_stale_index_beside_whole_weights_is_not_read(stock, tmp_path):
     assert_close(logits(ri.load_model(stock)), hugging_face(stock), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("wanted", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize(
+    ("stored", "wanted"),
+    [("float16", "bfloat16"), ("bfloat16", "float64"), ("float64", "float32"), ("bfloat16", "bfloat16")],
+)
 def test_weights_are_converted_once(stored, wanted, tmp_path):
-    ri.save(ri.reposition(tiny("olmo2"), "repo@1").to(stored), tmp_path)
+    ri.save(ri.reposition(tiny("olmo2"), "repo@1").to(getattr(torch, stored)), tmp_path)
     before = load_file(tmp_path / "model.safetensors")
     model = ri.load_model(tmp_path, dtype=wanted)
     state = {name.replace(".assigner.", "."): tensor for name, tensor in model.state_dict().items()}
@@ -211,13 +213,14 @@ def test_values_too_large_for_the_wanted_dtype_are_refused(stock):
         ri.load_model(stock, dtype="float16")
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
 @pytest.mark.parametrize(
-    ("layout", "options"),
+    ("family", "layout", "options"),
     [
-        *((layout, {}) for layout in ("learned", "fire", "rope,nope,repo")),
-        ("repo@1", {"assignment": "head"}),
-        ("cope", {"gates": "separate_keys", "map": "model"}),
+        ("llama", "learned", {}),
+        ("llama", "fire", {}),
+        ("gemma3", "rope,nope,repo", {}),
+        ("llama", "repo@1", {"assignment": "head"}),
+        ("gemma3", "cope", {"gates": "separate_keys", "map": "model"}),
     ],
 )
 def test_what_save_pretrained_writes_of_a_repositioned_model_loads(family, layout, options, tmp_path):
@@ -233,7 +236,7 @@ def test_what_save_pretrained_writes_of_a_repositioned_model_loads(family, layou
         assert torch.equal(logits(again), logits(model))
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", ["llama", "olmo3", "qwen2", "gemma3", "smollm3"])
 def test_auto_classes_load_what_we_save(family, tmp_path):
     model = ri.reposition(tiny(family), "repo")
     ri.save(model, tmp_path)
@@ -270,8 +273,7 @@ def test_a_trainer_checkpoint_of_a_repositioned_model_loads(tmp_path):
         assert_close(again(TOKENS), logits(model.eval()), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3"])
-@pytest.mark.parametrize("layout", ["rope", "repo@1", "cope", "learned"])
+@pytest.mark.parametrize(("layout", "family"), [("rope", "gemma2"), ("repo@1", "llama"), ("cope", "qwen3"), ("learned", "llama")])
 def test_a_bridge_is_saved_and_loaded(family, layout, tmp_path):
     model = ri.reposition(tiny(family), layout)
     ri.save(model, tmp_path / "before")
@@ -336,7 +338,11 @@ def test_loading_needs_the_memory_of_the_model(tmp_path):
     from transformers import LlamaConfig
 
     config = LlamaConfig(vocab_size=8000, hidden_size=1024, intermediate_size=4096, num_hidden_layers=4, num_attention_heads=8)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.to_empty(device="cpu")
+    for weight in model.parameters():
+        torch.nn.init.zeros_(weight)
     model.save_pretrained(tmp_path, max_shard_size="60MB")  # about 330 MB
     del model
     assert len(list(tmp_path.glob("*.safetensors"))) == 7

@@ -71,20 +71,6 @@ def test_captured_inputs_give_the_outputs_of_every_scheme(family, layout):
     assert max(parity_errors(ri.reposition(tiny(family), layout), TOKENS)) < 1e-5
 
 
-def test_a_window_of_the_configuration_that_the_family_ignores_changes_no_measure(tmp_path):
-    ri.save(ri.reposition(tiny("llama"), "rope"), tmp_path)
-    plain = ri.load(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"sliding_window": 8}))
-    prompt = ri.tasks.Prompt(tokens=tuple(TOKENS[0].tolist()), spans={"needle": (1, 2)}, generated=(18, 19))
-    runs = [ri.analyze(bridge, [prompt], ("attention_mass",)) for bridge in (plain, ri.load(tmp_path))]
-    assert float(runs[0]["attention_mass"]["mass"].sel(span="needle").max()) > 0
-    assert_close(*(torch.as_tensor(run["attention_mass"]["mass"].values) for run in runs), equal_nan=True)
-    stock = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    with torch.no_grad():
-        assert_close(ri.load(tmp_path)(TOKENS), stock(TOKENS).logits, atol=1e-5, rtol=1e-5)
-
-
 def test_layers_without_rotation_are_those_whose_modules_do_not_rotate(tmp_path):
     """`no_rope_layers` is SmolLM3's; in a Llama's configuration, left over, it says nothing."""
     ri.save(ri.reposition(tiny("llama"), "rope"), tmp_path)
