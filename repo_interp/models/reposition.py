@@ -200,7 +200,8 @@ def require_model(model: object) -> None:
 
 @contextmanager
 def at_rest(model: nn.Module) -> Iterator[None]:
-    """While the context lasts, a model or bridge in training mode is in evaluation mode: what is measured is not dropped at random.
+    """While the context lasts, a model or bridge in training mode is in evaluation mode, and PyTorch's autocast is off: what is measured is
+    not dropped at random, and has the precision that the run states.
 
     Raises InputError for a model without weights (on "meta"; those that Accelerate fetches from a disk are there).
     """
@@ -209,11 +210,14 @@ def at_rest(model: nn.Module) -> Iterator[None]:
     training = [vars(module) for module in owner.modules() if module.training] if owner.training else []
     for module in training:
         module["training"] = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module["training"] = True
+    with ExitStack() as exact:
+        for device in filter(torch.is_autocast_enabled, ("cpu", "cuda", "mps")):
+            exact.enter_context(torch.autocast(device, enabled=False))
+        try:
+            yield
+        finally:
+            for module in training:
+                module["training"] = True
 
 
 def require_weights(model: nn.Module) -> None:
