@@ -35,5 +35,5 @@ PAPER = Paper(
         "P7 at 8,192 and 16,384 tokens of SmolLM2-135M on pinned texts: needs more than an hour of one core; long-code was measured on "
         "sources of Python's standard library.",
     ),
-    terms="LM-Infinite: distances capped at L; plain: without.",
+    terms="r: correlation of the logits with what is fitted to them. LM-Infinite: distances capped at L; plain: without.",
 )
