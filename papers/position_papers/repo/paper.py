@@ -50,7 +50,8 @@ PAPER = Paper(
         "Footnote 2, the token index as another input of the position module: a module with that input, and its training.",
         "Figure 8, MMLU-Pro's prompts: a model that reads them. Here, few-shot prompts of sentences with labels.",
     ),
-    terms="dz: difference of two positions. Chunks of 16 positions: constant, all within 0.2 of their mean; mono, strictly rising or falling; else hybrid.",
+    terms="dz: difference of two positions. Chunks of 16 positions: constant, all within 0.2 of their mean; mono, strictly rising or "
+    "falling; else hybrid.",
     fast={
         "prompts": 16,
         "score_prompts": 24,
