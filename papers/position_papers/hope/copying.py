@@ -72,7 +72,7 @@ H6_EXTENDED = {
 """H6 by the method that extends both."""
 H7 = Claim(
     "H7",
-    "ablations: replacing the activated components alone > the low ones alone > neither",
+    "ablations: replacing the activated components alone > the low ones alone, not below neither",
     "HoPE table 3",
     "38.30 / 24.47 / 23.80",
     Where(COPIES, All(Above(AB1, ("AB2",)), NotBelow(AB2, (RIVALS[ROPE],)))),
