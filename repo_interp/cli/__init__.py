@@ -143,25 +143,8 @@ class _WrongUsage(InputError):
         self.command = command
 
 
-class _Once(argparse.Action):
-    """An option with one value, which is refused where it is given twice: else the last would win without a word."""
-
-    given = False
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        if option_string is not None and self.given:
-            raise argparse.ArgumentError(self, "it is given twice; give it once")
-        self.given = True
-        setattr(namespace, self.dest, values)
-
-
 class _Parser(argparse.ArgumentParser):
     """A parser that refuses in one line."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        for name in (None, "store"):
-            self.register("action", name, _Once)
 
     def error(self, message: str) -> NoReturn:
         raise _WrongUsage(self.prog, message)
