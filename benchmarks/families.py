@@ -196,7 +196,7 @@ def tried(family: str, columns: Collection[str] = COLUMNS) -> dict[str, str]:
             return as_expected(again(tokens))
 
     trials = dict(zip(COLUMNS, (logits, attention, generation, interventions, experiments, bridged, loaded), strict=True))
-    for column, does in ((column, trials[column]) for column in columns):
+    for column, does in ((column, does) for column, does in trials.items() if column in columns):
         try:
             row[column] = does()
         except Exception as error:

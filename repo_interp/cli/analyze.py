@@ -97,7 +97,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "a parameter of a measure or an experiment, such as patterns.epsilon=0.5 or perturbation.gammas=0.05,0.1, or epsilon=0.5 alone "
         "where only one has it",
     )
-    parser.add_argument("--layers", type=number_list, metavar="5-15", help="layers to measure (default: all); experiments take all")
+    parser.add_argument(
+        "--layers", type=number_list, metavar="5-15", help="layers to measure (default: all); experiments take all"
+    )
     parser.add_argument("--heads", type=number_list, metavar="0,3", help="heads to measure (default: all); experiments take all")
     generated = parser.add_argument_group("prompts that are made, when no --prompts are given")
     generated.add_argument(

@@ -100,9 +100,8 @@ def _is_order(given: Any) -> bool:
 def _shift_of(shift: Shift, positions: Tensor) -> Tensor:
     """What `shift` adds to `positions` of keys. Raises InputError where that is not finite, no numbers, or of another shape."""
     shifts = finite_positions(shift(positions), positions, "the shifts of keys")
-    if shifts.ndim > positions.ndim or any(
-        here not in (1, there) for here, there in zip(shifts.shape[::-1], positions.shape[::-1], strict=False)
-    ):
+    pairs = zip(shifts.shape[::-1], positions.shape[::-1], strict=False)  # positions may be the same in all prompts, or heads
+    if shifts.ndim > positions.ndim or any(here != there and 1 not in (here, there) for here, there in pairs):
         raise InputError(f"the shifts of keys are {list(shifts.shape)}; wanted what broadcasts to {list(positions.shape)}")
     return shifts
 

@@ -52,7 +52,6 @@ def reposition(model: PreTrainedModel, layout: str, **options: str | float) -> P
     layouts and options that do not fit, options without effect in the layout among them.
     """
     require_model(model)
-    require_weights(model)
     require_family(model.config)
     require_useful(_schemes(model, layout), scheme_options(options))
     return with_layout(model, layout, **options)

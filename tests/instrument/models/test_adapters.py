@@ -166,7 +166,7 @@ def test_every_command_takes_it(adapter, base, tmp_path, capsys):
     asked = ["--prompts", str(tmp_path / "prompts.jsonl"), "--measures", "positions", "--out", str(tmp_path / "run")]
     assert main(["analyze", str(adapter), *asked]) == 0
     run = ri.read_run(tmp_path / "run")
-    assert run.attrs["layout"] == "rope,repo,repo" and run.attrs["checkpoint"] == "adapter0/repo"
+    assert run.attrs["layout"] == "rope,repo,repo" and run.attrs["checkpoint"] == f"{adapter.parent.name}/repo"
     bridge = ri.load(adapter)
     assert bridge.tokenizer.get_vocab() == load_tokenizer(identify(base)).get_vocab()
     assert trained_task(adapter).training_length == make_task("reversal").training_length
