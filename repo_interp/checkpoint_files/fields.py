@@ -73,7 +73,7 @@ class Rope(_Stated):
     partial_rotary_factor: Annotated[float, Interval(gt=0, le=1)] | None = None
 
     def said(self) -> dict[str, Any]:
-        """What is said, by key; the older name of rope_type as that."""
+        """The fields that are stated, by key; `type`, the older name of `rope_type`, counts as that."""
         return self.model_dump(exclude_none=True, exclude={"type"}) | {"rope_type": self.rope_type or self.type or "default"}
 
     @model_validator(mode="after")
@@ -167,7 +167,7 @@ class Fields(SpecialTokens):
 
     @model_validator(mode="after")
     def _said_once(self) -> Fields:
-        """Raises ValueError where two keys say how all layers rotate and differ: transformers takes one without a word."""
+        """Raises ValueError where two keys state different rotations for all layers: transformers would use one and not say which."""
         rotation = (self.rope_parameters or {}).get("all layers")
         stated = rotation.said() if rotation is not None else {}
         for name, other in (

@@ -199,20 +199,20 @@ def require_model(model: object) -> None:
 
 @contextmanager
 def at_rest(model: nn.Module) -> Iterator[None]:
-    """While the context lasts, a model or bridge in training mode is in evaluation mode, and PyTorch's autocast is off: what is measured is
-    not dropped at random, and has the precision that the run states.
+    """Inside the context a model or bridge is in evaluation mode and PyTorch's autocast is off, so that dropout changes no number, and all
+    have the precision that the run states.
 
-    Raises InputError for a model without weights (on "meta"; those that Accelerate fetches from a disk are there).
+    Raises InputError for a model whose weights are on "meta", unless Accelerate fetches them from a disk.
     """
     owner: Any = getattr(model, "original_model", model)
     require_weights(owner)
     training = [vars(module) for module in owner.modules() if module.training] if owner.training else []
-    for module in training:
-        module["training"] = False
     with ExitStack() as exact:
         for device in filter(torch.is_autocast_enabled, ("cpu", "cuda", "mps")):
             exact.enter_context(torch.autocast(device, enabled=False))
         try:
+            for module in training:
+                module["training"] = False
             yield
         finally:
             for module in training:

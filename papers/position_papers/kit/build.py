@@ -52,7 +52,7 @@ class Build:
 
     @property
     def subjects(self) -> list[Subject]:
-        """The checkpoints, reading the text that the options name."""
+        """The checkpoints; language models among them read the text that the options name, if they name one."""
         return self.given.subjects(getattr(self.options, "corpus", ""))
 
     @property

@@ -28,7 +28,7 @@ from repo_interp.store import Store
 
 Kept = TypeVar("Kept", xr.Dataset, xr.DataTree)
 SMALL = 1_000_000
-"""Bytes of a measurement up to which it stays in memory once it was read: several experiments read the same, which takes longer."""
+"""A measurement of at most so many bytes stays in memory once it is read, since several experiments read the same one."""
 Depends = Mapping[str, str | int | float | bool | None]
 
 

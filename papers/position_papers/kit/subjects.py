@@ -186,6 +186,7 @@ def subject(name: str, path: str | os.PathLike[str]) -> Subject:
 
 
 def _reading(own: Subject, corpus: str) -> Subject:
+    """`own` with prompts from `corpus`, if its task reads one."""
     if own.task is None or "corpus" not in own.task.options():
         return own
     return replace(own, task=make_task(own.task.name, **{**own.task.options(), "corpus": corpus}))

@@ -167,7 +167,7 @@ def _beside(
         return paired_seeds(one.values, other.values)
 
     def rival(name: str, span: str) -> float:
-        """The mean over the seeds of `checkpoint`, as far as it has them."""
+        """The mean of a rival over those of its seeds that `checkpoint` has too."""
         other, mine = of(name, span), of(checkpoint, span)
         return float(other.sel(seed=other["seed"].isin(mine["seed"])).mean())
 
