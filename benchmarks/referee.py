@@ -7,7 +7,8 @@ the packages is imported. A value is compared with the digits that verdicts.csv 
 from verdicts.csv.
 
 Every test has the level of 2 normal standard errors, one-sided. A difference holds where its lower limit is above 0 and it is above what
-the rule wants (0, or 0.005 nats), fails where its upper limit is not above that, and is undecided else. Equally many seeds are paired.
+the rule wants (0, or 0.005 nats), fails where its upper limit is not above that, and is undecided else. Seeds that both have are paired,
+if all or at least three of them are shared.
 """
 
 from __future__ import annotations
@@ -197,14 +198,16 @@ def _typed(column: pd.Series) -> pd.Series:
 
 
 def above(high: xr.DataArray, low: xr.DataArray, more: float = 0.0, paired: bool | None = None, errors: float = 2) -> Difference:
-    """How far `high` is above `low`, seed by seed where both have as many, else by Welch's test. `paired`: by the seeds of both, or not.
+    """How far `high` is above `low`, seed by seed where they share seeds, else by Welch's test. `paired`: by the seeds of both, or not.
     `errors`: the normal standard errors whose level the test has; p is for the level of two.
     """
-    high, low = xr.align(high, low, join="inner") if paired else (high, low)
+    shared = xr.align(high, low, join="inner")
+    if paired is None:
+        paired = shared[0].size >= min(3, max(2, high.size, low.size))
+    high, low = shared if paired else (high, low)
     if min(high.size, low.size) < 2:
         raise Missing("scores by prompt of a single seed")
-    by_seed = high.size == low.size if paired is None else paired
-    test: Any = stats.ttest_rel(high, low) if by_seed else stats.ttest_ind(high, low, equal_var=False)
+    test: Any = stats.ttest_rel(high, low) if paired else stats.ttest_ind(high, low, equal_var=False)
     level = float(stats.norm.sf(errors))
     limits, p = test.confidence_interval(1 - 2 * level), float(stats.t.sf(test.statistic, test.df)) * LEVEL / level
     return Difference(float(high.mean() - low.mean()), limits.low, limits.high, p, more)

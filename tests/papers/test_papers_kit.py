@@ -97,6 +97,20 @@ def test_a_difference_over_seeds_is_welchs_and_beside_a_single_run_students():
         seed_difference(np.ones(1), np.zeros(1))
 
 
+def test_seeds_that_both_have_are_paired():
+    def sample(*seeds):
+        return Sample(np.array([0.1 * seed**2 for seed in seeds]), np.empty(0), 9, False, seeds)
+
+    one, other = sample(0, 1, 3, 4), replace(sample(4, 3, 1, 7), seeds=np.array([0.1, 0.2, 0.3, 9.0]))
+    shared = between(one, other)
+    wanted = stats.ttest_rel([0.1, 0.9, 1.6], [0.3, 0.2, 0.1], alternative="greater")
+    assert_allclose((shared.margin, shared.p_value(), shared.seeds), (2 / 3, wanted.pvalue, 3))
+    assert shared.over == "3 paired seeds"
+    assert between(one, sample(0, 1, 5)).over == "4 and 3 seeds", "two pairs of more say little"
+    assert between(sample(0, 1), sample(1, 0)).over == "2 paired seeds"
+    assert between(sample(0), sample(0, 1, 2)).over == "1 and 3 seeds"
+
+
 def test_a_difference_prompt_by_prompt_is_the_paired_test():
     prompts = np.array([1.0, 1, 1, 0]), np.array([0.0, 0, 1, 0])
     assert_allclose(paired_difference(*prompts).p_value(), stats.ttest_rel(*prompts, alternative="greater").pvalue)

@@ -1,6 +1,7 @@
 """Scores as samples - over training seeds, or over prompts - and the difference of two with its standard error, taken in this order:
 
-    equal seeds         paired: s = sd(x1 - x2) / sqrt(n), n - 1 degrees of freedom; a seed is a block of data order and first weights
+    shared seeds        paired: s = sd(x1 - x2) / sqrt(n), n - 1 degrees of freedom, over the n seeds that both have, at least three or all;
+                        a seed is a block of data order and first weights
     other seeds         Welch: s^2 = s1^2 / n1 + s2^2 / n2, with Welch and Satterthwaite's degrees of freedom
     beside a single run Student: s^2 = s1^2 (1 / n1 + 1), n1 - 1 degrees of freedom; the single run's spread is taken to be s1
     prompt by prompt    paired: s = sd(x1 - x2) / sqrt(n), n - 1 degrees of freedom, where both answered the same prompts
@@ -255,9 +256,12 @@ def between(first: Sample, second: Sample) -> Difference:
 
 
 def _over_seeds(first: Sample, second: Sample) -> Difference:
-    if len(first.numbers) < 2 or set(first.numbers) != set(second.numbers):
+    shared = sorted({*first.numbers} & {*second.numbers})
+    if len(shared) < min(
+        3, max(2, len(first.numbers), len(second.numbers))
+    ):  # of two pairs among more seeds the error says little
         return seed_difference(first.seeds, second.seeds)
-    return paired_seeds(*(each.seeds[np.argsort(each.numbers)] for each in (first, second)))
+    return paired_seeds(*(each.seeds[[each.numbers.index(number) for number in shared]] for each in (first, second)))
 
 
 def rise(short: Sample, long: Sample) -> Sample:
