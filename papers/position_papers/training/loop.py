@@ -38,7 +38,10 @@ from repo_interp.files import write_text
 from repo_interp.models.adapters import rounded
 from repo_interp.models.provenance import stored_digest
 from repo_interp.models.reposition import mix_with_index
+from repo_interp.side_by_side import SideBySide
 
+SCORED = SideBySide(prompts=32, tokens=32_768)
+"""Prompts that are scored together: of 24 with 8,192 tokens, attention makes 54 GiB of scores in float32 where no kernel is fused."""
 Run = tuple[TrainingConfiguration, Path]
 """A training run, and the directory in which it was begun."""
 
@@ -146,7 +149,7 @@ def final_scores(prepared: Prepared, answered: Callable[[int, int], object]) -> 
         for number, test_set in enumerate(task.test_sets, start=1):
             means[test_set] = None
             if prompts := test_prompts(prepared, test_set, count):
-                means[test_set] = float(np.mean(task.score(forced_responses(prepared.model, task, prompts), prompts)))
+                means[test_set] = float(np.mean(task.score(forced_responses(prepared.model, task, prompts, SCORED), prompts)))
             done = number * count
     return {"metric": task.metric, "prompts": count, "steps": prepared.configuration.steps, "test_sets": means}
 
@@ -179,7 +182,7 @@ def _score(prepared: Prepared) -> float:
     prompts = prompts_of(task, task.batch(generator_for(configuration.seed, "score", 0), configuration.score_prompts))
     model.eval()
     with _scoring(configuration):
-        score = task.score(forced_responses(model, task, prompts), prompts)
+        score = task.score(forced_responses(model, task, prompts, SCORED), prompts)
     model.train()
     return float(np.mean(score))
 
