@@ -39,7 +39,7 @@ def test_what_ships_was_trained_as_the_plan_says_and_says_so(run):
     for name in (field.name for field in dataclasses.fields(TrainingConfiguration)):
         if name == "continue_from":  # where it stood when it was trained
             assert bool(shipped.continue_from) is bool(run.configuration.continue_from)
-        elif name not in ("checkpoint_every", "log_every", "score_every"):  # what is kept and told on the way decides no byte
+        elif name not in ("checkpoint_every", "log_every", "score_every", "device"):  # what is kept and told, and where
             assert getattr(shipped, name) == getattr(run.configuration, name), name
 
 
@@ -57,7 +57,7 @@ def test_schemes_of_a_task_have_equal_budgets():
         equal = ("steps", "batch", "learning_rate", "width", "heads", "curriculum")
         budget = [getattr(run.configuration, name) for name in equal]
         options = tuple(sorted(run.planned.fields.get("task_options", {}).items()))
-        slowly = run.planned.name.endswith("_slow")
+        slowly = run.planned.name.endswith(("_slow", "_50000"))
         groups.setdefault((run.planned.task, options, run.planned.continue_from, slowly), []).append(budget)
     assert all(budget == budgets[0] for budgets in groups.values() for budget in budgets)
 
