@@ -67,6 +67,7 @@ from repo_interp.models.reposition import (
 )
 from repo_interp.positions.layouts import format_layout
 from repo_interp.records import modelled
+from repo_interp.values import shortened
 
 
 def known(path: str | os.PathLike[str]) -> Checkpoint:
@@ -178,6 +179,8 @@ def save(
             "this bridge is in compatibility mode, which changes weights; save it before enable_compatibility_mode()"
         )
     tokenizer = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
+    if tokenizer is not None and not hasattr(tokenizer, "save_pretrained"):
+        raise InputError(f"wanted a tokenizer of transformers to save, got {shortened(repr(tokenizer))}")
     decoder: Any = getattr(model, "original_model", model)
     if is_dispatched(decoder):
         raise InputError("weights of this model are offloaded; load it without a device map to save it")

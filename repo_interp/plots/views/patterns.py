@@ -162,7 +162,8 @@ def _write_shares(ax: Axes, shares: np.ndarray) -> None:
     for share in 100 * shares[np.isfinite(shares)]:
         inside = share >= 7
         place = (0.0, "center") if inside else (0.47, "left")
-        ax.text(place[0], bottom + share / 2, f"{share:.0f} %", ha=place[1], va="center", fontsize=6.5)
+        middle = max(bottom + share / 2, 2.5)  # above the axis, where the share is 0
+        ax.text(place[0], middle, f"{share:.0f} %", ha=place[1], va="center", fontsize=6.5)
         bottom += share
 
 

@@ -107,7 +107,7 @@ def segment_scores(run: xr.DataTree, kind: str | None = None) -> PaperFigure:
         ax.axhline(float(own[f"{name}_index"].mean()), color="#222222", linestyle="--", linewidth=0.7, gid="index")
         ax.set_ylabel(label)
     left.set_title(f"{counted(own.sizes['head'], 'head')} per layer, mean over {counted(int(counts.count()), 'prompt')}")
-    right.set_title(f"{number(float(counts.mean()))} {kind} per prompt")
+    right.set_title(f"{float(counts.mean()):.3g} {kind} per prompt")
     index = Line2D([], [], color="#222222", linestyle="--", linewidth=0.7, label="token index")
     legend_below(figure, [*scheme_handles(schemes(own).values(), "o"), control_handle("control: shuffled edges"), index])
     return figure

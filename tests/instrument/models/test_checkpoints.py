@@ -294,6 +294,12 @@ def test_a_bridge_whose_weights_are_no_longer_the_models_is_not_saved(tmp_path):
         ri.save(bridge, tmp_path)
 
 
+def test_what_is_no_tokenizer_is_not_saved(tmp_path):
+    with pytest.raises(ri.InputError, match="wanted a tokenizer of transformers to save, got 3"):
+        ri.save(ri.reposition(tiny("llama"), "repo"), tmp_path / "new", tokenizer=3)
+    assert not (tmp_path / "new").exists()
+
+
 def test_saving_keeps_the_tokenizer_of_a_bridge(tmp_path):
     bridge = ri.load("niah/repo")
     ri.save(bridge, tmp_path)
