@@ -7,8 +7,8 @@ the packages is imported. A value is compared with the digits that verdicts.csv 
 from verdicts.csv.
 
 Every test has the level of 2 normal standard errors, one-sided. A difference holds where its lower limit is above 0 and it is above what
-the rule wants (0, or 0.005 nats), fails where its upper limit is not above that, and is undecided else. Seeds that both have are paired,
-if all or at least three of them are shared.
+the rule wants (0, or 0.005 nats), fails where its upper limit is not above that, and is undecided else. Equal seeds are paired; of others
+those that both have, at least three, are correlated (Derrick et al. 2017).
 """
 
 from __future__ import annotations
@@ -198,19 +198,29 @@ def _typed(column: pd.Series) -> pd.Series:
 
 
 def above(high: xr.DataArray, low: xr.DataArray, more: float = 0.0, paired: bool | None = None, errors: float = 2) -> Difference:
-    """How far `high` is above `low`, seed by seed where they share seeds, else by Welch's test. `paired`: by the seeds of both, or not.
-    `errors`: the normal standard errors whose level the test has; p is for the level of two.
+    """How far `high` is above `low`, seed by seed where both have the same, else with the seeds that both have correlated. `paired`: by
+    the seeds of both alone, or not at all. `errors`: the normal standard errors whose level the test has; p is for the level of two.
     """
-    shared = xr.align(high, low, join="inner")
-    if paired is None:
-        paired = shared[0].size >= min(3, max(2, high.size, low.size))
-    high, low = shared if paired else (high, low)
+    both = xr.align(high, low, join="inner")
+    if paired or (paired is None and both[0].size == high.size == low.size):
+        high, low = both
     if min(high.size, low.size) < 2:
         raise Missing("scores by prompt of a single seed")
-    test: Any = stats.ttest_rel(high, low) if paired else stats.ttest_ind(high, low, equal_var=False)
-    level = float(stats.norm.sf(errors))
-    limits, p = test.confidence_interval(1 - 2 * level), float(stats.t.sf(test.statistic, test.df)) * LEVEL / level
-    return Difference(float(high.mean() - low.mean()), limits.low, limits.high, p, more)
+    count, sizes = both[0].size, (high.size, low.size)
+    welch: Any = stats.ttest_ind(high, low, equal_var=False)
+    margin, variance, degrees = (
+        float(high.mean() - low.mean()),
+        float(high.var(ddof=1) / sizes[0] + low.var(ddof=1) / sizes[1]),
+        welch.df,
+    )
+    if paired is not False and (count > 2 or sizes == (count, count)):
+        pairs = float(xr.corr(*both)) if min(float(each.std()) for each in both) else 0.0
+        variance = max(0.0, variance - 2 * pairs * float(high.std(ddof=1) * low.std(ddof=1)) * count / math.prod(sizes))
+        degrees = count - 1 + (degrees - count + 1) * (sum(sizes) - 2 * count) / sum(sizes)
+    level, error = float(stats.norm.sf(errors)), math.sqrt(variance)
+    reach = float(stats.t.isf(level, degrees)) * error
+    p = float(stats.t.sf(margin / error, degrees)) * LEVEL / level if error else float(margin <= 0)
+    return Difference(margin, margin - reach, margin + reach, p, more)
 
 
 def rise(curves: xr.DataArray) -> xr.DataArray:

@@ -97,18 +97,28 @@ def test_a_difference_over_seeds_is_welchs_and_beside_a_single_run_students():
         seed_difference(np.ones(1), np.zeros(1))
 
 
-def test_seeds_that_both_have_are_paired():
-    def sample(*seeds):
-        return Sample(np.array([0.1 * seed**2 for seed in seeds]), np.empty(0), 9, False, seeds)
+def test_seeds_that_both_have_count_as_pairs():
+    """Derrick et al. (2017), T_new2: the paired test where all are shared, Welch's where none is."""
 
-    one, other = sample(0, 1, 3, 4), replace(sample(4, 3, 1, 7), seeds=np.array([0.1, 0.2, 0.3, 9.0]))
-    shared = between(one, other)
-    wanted = stats.ttest_rel([0.1, 0.9, 1.6], [0.3, 0.2, 0.1], alternative="greater")
-    assert_allclose((shared.margin, shared.p_value(), shared.seeds), (2 / 3, wanted.pvalue, 3))
-    assert shared.over == "3 paired seeds"
-    assert between(one, sample(0, 1, 5)).over == "4 and 3 seeds", "two pairs of more say little"
-    assert between(sample(0, 1), sample(1, 0)).over == "2 paired seeds"
-    assert between(sample(0), sample(0, 1, 2)).over == "1 and 3 seeds"
+    def sample(**of):
+        numbers = tuple(int(name[1:]) for name in of)
+        return Sample(np.array(list(of.values())), np.empty(0), 9, False, numbers)
+
+    one = sample(s0=0.2, s1=0.5, s3=0.9, s4=1.6, s6=0.7)
+    other = sample(s4=1.1, s3=0.7, s0=0.3, s7=0.4)
+    found, welch = between(one, other), stats.ttest_ind(one.seeds, other.seeds, equal_var=False)
+    correlation = np.corrcoef([0.2, 0.9, 1.6], [0.3, 0.7, 1.1])[0, 1]
+    variance = one.seeds.var(ddof=1) / 5 + other.seeds.var(ddof=1) / 4
+    variance -= 2 * correlation * one.seeds.std(ddof=1) * other.seeds.std(ddof=1) * 3 / (5 * 4)
+    assert_allclose((found.margin, found.standard_error), (0.78 - 0.625, np.sqrt(variance)))
+    assert_allclose(found.degrees, 2 + (welch.df - 2) / 9 * 3)
+    assert found.over == "5 and 4 seeds, 3 of them shared"
+
+    equal = between(one, replace(one, seeds=one.seeds**2))
+    assert_allclose(equal.p_value(), stats.ttest_rel(one.seeds, one.seeds**2, alternative="greater").pvalue)
+    assert between(one, sample(s0=0.3, s1=0.1, s5=0.4)).over == "5 and 3 seeds", "a correlation of two is 1 or -1"
+    assert between(one, sample(s0=0.3, s1=0.3, s3=0.3)).standard_error > 0
+    assert between(sample(s0=1.0, s1=2.0), sample(s1=1.5, s0=0.9)).over == "2 paired seeds"
 
 
 def test_a_difference_prompt_by_prompt_is_the_paired_test():

@@ -1,7 +1,8 @@
 """Scores as samples - over training seeds, or over prompts - and the difference of two with its standard error, taken in this order:
 
-    shared seeds        paired: s = sd(x1 - x2) / sqrt(n), n - 1 degrees of freedom, over the n seeds that both have, at least three or all;
-                        a seed is a block of data order and first weights
+    equal seeds         paired: s = sd(x1 - x2) / sqrt(n), n - 1 degrees of freedom; a seed is a block of data order and first weights
+    c >= 3 shared seeds s^2 = s1^2 / n1 + s2^2 / n2 - 2 r s1 s2 c / (n1 n2), r the correlation over the shared ones, with
+                        c - 1 + (w - c + 1) (n1 + n2 - 2 c) / (n1 + n2) degrees of freedom, w Welch's (Derrick et al. 2017, T_new2)
     other seeds         Welch: s^2 = s1^2 / n1 + s2^2 / n2, with Welch and Satterthwaite's degrees of freedom
     beside a single run Student: s^2 = s1^2 (1 / n1 + 1), n1 - 1 degrees of freedom; the single run's spread is taken to be s1
     prompt by prompt    paired: s = sd(x1 - x2) / sqrt(n), n - 1 degrees of freedom, where both answered the same prompts
@@ -257,11 +258,19 @@ def between(first: Sample, second: Sample) -> Difference:
 
 def _over_seeds(first: Sample, second: Sample) -> Difference:
     shared = sorted({*first.numbers} & {*second.numbers})
-    if len(shared) < min(
-        3, max(2, len(first.numbers), len(second.numbers))
-    ):  # of two pairs among more seeds the error says little
-        return seed_difference(first.seeds, second.seeds)
-    return paired_seeds(*(each.seeds[[each.numbers.index(number) for number in shared]] for each in (first, second)))
+    same = [each.seeds[[each.numbers.index(number) for number in shared]] for each in (first, second)]
+    sizes = np.array([len(first.seeds), len(second.seeds)])
+    if len(shared) > 1 and (sizes == len(shared)).all():
+        return paired_seeds(*same)
+    apart = seed_difference(first.seeds, second.seeds)
+    if len(shared) < 3:  # a correlation of two is 1 or -1
+        return apart
+    correlation = 0.0 if min(map(np.ptp, same)) == 0 else float(np.corrcoef(same)[0, 1])
+    deviations = [float(each.seeds.std(ddof=1)) for each in (first, second)]
+    together = 2 * correlation * float(np.prod(deviations) * len(shared) / np.prod(sizes))
+    degrees = len(shared) - 1 + (apart.degrees - len(shared) + 1) * (1 - 2 * len(shared) / sizes.sum())
+    error = float(np.sqrt(max(0.0, apart.standard_error**2 - together)))
+    return replace(apart, standard_error=error, degrees=float(degrees), over=f"{apart.over}, {len(shared)} of them shared")
 
 
 def rise(short: Sample, long: Sample) -> Sample:
