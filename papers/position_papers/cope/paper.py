@@ -30,7 +30,7 @@ PAPER = Paper(
         "seed of CoPE and 600 s of a rival for each size; ours are trained on new sequences at every step.",
         "Figure 5 (flip-flop error every 500 steps): needs flip_flop/*_256 trained again with its scores kept, 300 to 2,700 s a seed; the "
         "zoo records the last score of a run.",
-        "Tables 3 and 4, relative positions: need models with open gates, about 1,500 s a seed; RoPE stands for them here.",
+        "Tables 2, 3 and 4, relative positions: need models with open gates, about 1,500 s a seed; RoPE stands for them here.",
         "Figure 3, relative positions without a limit, and capped at the training length: need models with 256 vectors and open gates, "
         "about 1,000 s a seed. C5 compares with open gates capped at 64 positions, in training too.",
         "Table 5, CoPE + relative, and code, CoPE + RoPE: need a model each, about 1,000 s a seed.",
