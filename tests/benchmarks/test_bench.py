@@ -87,6 +87,13 @@ def test_ratios_are_over_the_row_beside_of_the_same_part():
     shown = cost.with_ratios(pandas.DataFrame(rows, columns=columns))
     assert shown["time ×"].isna().tolist() == [True, True, False]
     assert shown.loc[2, "time ×"] == 0.25 and shown.loc[2, "memory ×"] == 2.0
+    clock = [
+        {"part": "c", "what": "forward pass", "wall_seconds": 2.0},
+        {"part": "c", "what": "all", "beside": "forward pass", "wall_seconds": 3.0},
+    ]
+    assert cost.with_ratios(pandas.DataFrame(clock, columns=columns)).loc[1, "time ×"] == 1.5, (
+        "of the clock where nothing else is known"
+    )
     assert running.markdown(shown[["part", "what", "time ×"]]).splitlines()[1:] == [
         *("|---|---|---:|", "| a | forward pass |  |", "| b | forward pass |  |", "| b | all | 0.25 |"),
     ]

@@ -32,8 +32,6 @@ PAPER = Paper(
         "Section 3.3 on ALiBi: its fake logits are a sum by construction. P1 and P6 are measured on language/alibi; MPT-7B needs 28 GB.",
         "Tables 1 and 2 (accuracy on Qasper, perplexity and KL of Llama-2-7B to 5,120 tokens): need models of 7 billion parameters; P6 "
         "and P7 stand for them here on text.",
-        "P7 at 8,192 and 16,384 tokens of SmolLM2-135M on pinned texts: needs more than an hour of one core; long-code was measured on "
-        "sources of Python's standard library.",
     ),
     terms="r: correlation of the logits with what is fitted to them. LM-Infinite: distances capped at L; plain: without.",
 )
