@@ -207,12 +207,9 @@ def above(high: xr.DataArray, low: xr.DataArray, more: float = 0.0, paired: bool
     if min(high.size, low.size) < 2:
         raise Missing("scores by prompt of a single seed")
     count, sizes = both[0].size, (high.size, low.size)
-    welch: Any = stats.ttest_ind(high, low, equal_var=False)
-    margin, variance, degrees = (
-        float(high.mean() - low.mean()),
-        float(high.var(ddof=1) / sizes[0] + low.var(ddof=1) / sizes[1]),
-        welch.df,
-    )
+    margin, parts = float(high.mean() - low.mean()), [float(each.var(ddof=1)) / each.size for each in (high, low)]
+    variance, freedom = sum(parts), sum(part**2 / (size - 1) for part, size in zip(parts, sizes, strict=True))
+    degrees = variance**2 / freedom if freedom else float(sum(sizes) - 2)  # Welch and Satterthwaite's
     if paired is not False and (count > 2 or sizes == (count, count)):
         pairs = float(xr.corr(*both)) if min(float(each.std()) for each in both) else 0.0
         variance = max(0.0, variance - 2 * pairs * float(high.std(ddof=1) * low.std(ddof=1)) * count / math.prod(sizes))
