@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -83,29 +83,6 @@ def model(given: Namespace, subject: str, tokens: int, dtype: str = "float32") -
         spent = cost(lambda: ri.analyze(made, [prompt]))
         yield {"what": f"{FORWARD} and measures by default", "beside": FORWARD, **spent}
     yield {"what": "the process", "megabytes": resident("VmHWM"), "note": "all that it held since the row above began"}
-
-
-def accelerator(given: Namespace, subject: str, tokens: int, dtype: str = "bfloat16", device: str = "cuda") -> Iterator[Row]:
-    """The same on an accelerator: seconds until it is done, the least of three, and the most memory that it held beside the weights."""
-    config, layout = SHAPES[subject]
-    prompt = prompt_of(tokens, config.vocab_size)
-    made, own_pass = bridged(model_of(config, dtype).to(torch.device(device)), layout, prompt)  # type: ignore[arg-type]
-    module = torch.get_device_module(device)
-
-    def spent(call: Callable[[], object]) -> Row:
-        call()
-        module.reset_peak_memory_stats()
-        before, seconds = module.memory_allocated(), []
-        for _ in range(3):
-            began = time.perf_counter()
-            call()
-            module.synchronize()
-            seconds.append(time.perf_counter() - began)
-        return {"wall_seconds": min(seconds), "megabytes": (module.max_memory_allocated() - before) / 2**20}
-
-    name = module.get_device_name()
-    yield {"what": FORWARD, **spent(own_pass), "operations": operations(config, tokens), "note": f"{dtype}, {name}"}
-    yield {"what": f"{FORWARD} and {ALL}", "beside": FORWARD, **spent(lambda: ri.analyze(made, [prompt], _measures()))}
 
 
 def stock(given: Namespace, subject: str, tokens: int = 512) -> Iterator[Row]:
@@ -283,7 +260,6 @@ def _checkpoint(subject: str, dtype: str, folder: str) -> str:
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 WHOLE = [*((SMOLLM2, tokens) for tokens in (512, 1024, 2048, 4096)), (GEMMA3, 512), (GEMMA3, 1024), (OLMO2, 2048), (OLMO2, 4096)]
-ON_ACCELERATOR = ((SMOLLM2, 4096), (OLMO2, 4096), (OLMO2, 16384))
 PARTS: dict[str, Part] = {
     **{f"layer/{tokens}": partial(layer, tokens=tokens) for tokens in LENGTHS},
     **{f"model/{name}/{tokens}": partial(model, subject=name, tokens=tokens) for name, tokens in WHOLE},
@@ -300,10 +276,9 @@ PARTS: dict[str, Part] = {
     f"explorer/{SMOLLM2}/4096": partial(explorer, subject=SMOLLM2, edited=(5, 28), tokens=4096),
     f"long/{SMOLLM2}": partial(model, subject=SMOLLM2, tokens=16384),
     f"long/{OLMO2}": partial(model, subject=OLMO2, tokens=16384, dtype="bfloat16"),
-    **{f"accelerator/{name}/{tokens}": partial(accelerator, subject=name, tokens=tokens) for name, tokens in ON_ACCELERATOR},
 }
-BY_NAME = ("long", "accelerator")
-"""Sections that run when they are named: 16,384 tokens take an hour, and not every machine has an accelerator."""
+BY_NAME = ("long",)
+"""Sections that run when they are named: 16,384 tokens take an hour."""
 
 
 def write_page(file: Path, table: Frame) -> None:

@@ -16,7 +16,8 @@
 
 The level stays the same where samples are few: 2 standard errors of a normal sample are 2.4 at 10 degrees of freedom and 4.5 at 2. A lower
 log perplexity is lower by more than `MATERIAL`, too, since windows are many, and what another training seed would change is not among
-their errors. Knows arrays only; nothing about claims, checkpoints or figures.
+their errors. The test for shared seeds was chosen after Welch's and pairs alone had been seen to leave some parts undecided (C4 against
+RoPE; R1, H7 removed). Knows arrays only; nothing about claims, checkpoints or figures.
 """
 
 from __future__ import annotations
