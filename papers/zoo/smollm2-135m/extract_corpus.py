@@ -83,12 +83,13 @@ def main(packages: Path, target: Path) -> None:
     """Write the documents of all packages into the folder `target`."""
     target.mkdir(exist_ok=True)
     seen: set[bytes] = set()
-    rows = csv.DictReader(Path(__file__).with_name("corpus.csv").read_text().splitlines())
-    for row in rows:
-        (package,) = packages.glob(f"{row['package']}_*.deb")
-        kept = documents(package, seen)[: int(row["documents"])]  # of the last, the extraction was cut
+    table = Path(__file__).with_name("corpus.csv").read_text().splitlines()
+    counts = {row["package"]: int(row["documents"]) for row in csv.DictReader(table)}
+    for package in sorted(packages.glob("*.deb")):
+        name = package.name.split("_")[0]
+        kept = documents(package, seen)[: counts[name]]  # the extraction was cut in the last one
         for number, text in enumerate(kept):
-            (target / f"{row['package']}-{number:05d}.txt").write_text(text)
+            (target / f"{name}-{number:05d}.txt").write_text(text)
     texts = [file.read_text() for file in sorted(target.glob("*.txt"))]
     digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
     characters = sum(map(len, texts))
