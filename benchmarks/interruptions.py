@@ -275,10 +275,11 @@ def resumed() -> int:
     from repo_interp import processes
     from repo_interp.analysis.score import task_of
     from repo_interp.experiments.saliency import Saliency
+    from repo_interp.shipped import zoo_path
 
     with processes.together():
         bridge = ri.zoo("niah/repo")
-        prompts = task_of(bridge).prompts(8, seed=1, test_set="96")
+        prompts = task_of(zoo_path("niah/repo")).prompts(8, seed=1, test_set="96")
         measures = ["positions", "patterns", "attention_mass"]
         run = ri.analyze(bridge, prompts, measures, store=".store", store_every=0.0, experiments=[Saliency(steps=1)])
         if processes.is_first():

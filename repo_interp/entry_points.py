@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint
 from typing import Any
 
@@ -109,13 +109,27 @@ def find(group: str, name: str) -> Any:
         ) from None
 
 
+def require_names(group: str, given: Iterable[str], *more: str) -> None:
+    """Raise InputError for the first of `given` that is neither in `group` nor one of `more`. Imports nothing."""
+    known = (*more, *names(group))
+    for name in given:
+        if name not in known:
+            raise InputError(f"there is no {_kind(group)} {name!r}; there are {', '.join(known)}")
+
+
+def require_once(group: str, given: Sequence[str]) -> None:
+    """Raise InputError where a name of `group` comes twice among `given`."""
+    twice = [name for place, name in enumerate(given) if name in given[:place]]
+    if twice:
+        raise InputError(f"the {_kind(group)} {twice[0]!r} was asked for twice; name it once")
+
+
 def named(group: str, name: str, is_one: Callable[[Any], bool], wanted: str) -> Any:
     """The object, called `name` itself, that the callable `name` of `group` gives. Raises InputError as `find`, where there is none, naming
     those there are, and for what is no callable or not `wanted`, as `is_one` says.
     """
+    require_names(group, [name])
     factory = find(group, name)
-    if factory is None:
-        raise InputError(f"there is no {_kind(group)} {name!r}; there are {', '.join(names(group))}")
     if not callable(factory):
         raise InputError(
             f"{called(group, name)} is a {type(factory).__name__}; wanted a callable without arguments that gives it"

@@ -32,7 +32,7 @@ from repo_interp.errors import InputError, one_line
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-_MEETING, _PATIENCE = timedelta(minutes=10), timedelta(days=30)
+_MEETING, _PATIENCE = timedelta(minutes=1), timedelta(days=30)
 """How long a process waits for the others to come, and then for what they do: as long as the longest item takes."""
 _SILENCE = 10.0
 """Seconds of waiting for the others that need no word."""
@@ -102,9 +102,7 @@ def together(asked: Sequence[str] = (), waiting: Callable[[str], None] | None = 
     def end(number: int, frame: object) -> None:
         raise Deserted("asked to terminate")
 
-    with _met(waiting):
-        state = PartialState(cpu=True, timeout=_MEETING)
-        _group()
+    state = _met(lambda: PartialState(cpu=True, timeout=2 * _MEETING), waiting)
     if torch.cuda.is_available():
         torch.cuda.set_device(state.local_process_index % torch.cuda.device_count())
     before = signal.signal(signal.SIGTERM, end) if threading.current_thread() is threading.main_thread() else None
@@ -219,9 +217,8 @@ def _of_launcher(name: str, least: int, most: int) -> int:
     return int(text)
 
 
-@contextmanager
-def _met(waiting: Callable[[str], None] | None) -> Iterator[None]:
-    """While the processes meet: `waiting` is told of once that takes long. Raises InputError and Deserted as `together`."""
+def _met(connect: Callable[[], Result], waiting: Callable[[str], None] | None) -> Result:
+    """What `connect` gives once all processes are here; `waiting` is told of where that takes long. Raises as `together`."""
     beside()
     _of_launcher("LOCAL_RANK", 0, launched() - 1)
     _of_launcher("MASTER_PORT", 1, 65_535)
@@ -234,16 +231,26 @@ def _met(waiting: Callable[[str], None] | None) -> Iterator[None]:
     others = (
         f"the other processes of this command ({launched()} in all) at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     )
-    minutes = round(_MEETING.total_seconds() / 60)
-    told = threading.Timer(_SILENCE, waiting or (lambda line: None), [f"waits for {others}, for up to {minutes} min"])
-    told.daemon = True
-    told.start()
-    try:
-        yield
-    except (RuntimeError, OSError) as error:  # of gloo and of the store
-        raise Deserted(f"{others} did not come ({one_line(error, 80)})") from None
-    finally:
-        told.cancel()
+    ended: list[Any] = []
+
+    def meet() -> None:
+        try:
+            ended.append(connect())
+        except Exception as error:
+            ended.append(error)
+
+    # torch waits without looking at interruptions, for longer than it is told to, and says so in lines of its own
+    meeting, seconds = threading.Thread(target=meet, daemon=True), _MEETING.total_seconds()
+    meeting.start()
+    meeting.join(_SILENCE)
+    if meeting.is_alive():
+        if waiting is not None:
+            waiting(f"waits for {others}, for up to {seconds:.0f} s")
+        meeting.join(seconds - _SILENCE)
+    if not ended or isinstance(ended[0], Exception):
+        why = one_line(ended[0], 80) if ended else f"in {seconds:.0f} s"
+        raise Deserted(f"{others} did not come ({why}); launch them all together")
+    return ended[0]
 
 
 def _require_same(asked: Sequence[str]) -> None:

@@ -17,12 +17,20 @@ if TYPE_CHECKING:
 
 PAPERS = ("repo", "hope", "cope", "position-generalization")
 ALL = "all"
+FORMATS = ("png", "svg", "pdf", "nc")
+"""What figures are written in."""
+
+
+def require_papers(names: Iterable[str]) -> None:
+    """Raise InputError for the first of `names` that is no paper. Imports none."""
+    for name in names:
+        if name not in PAPERS:
+            raise InputError(f"there are no figures of {name!r}; there are those of {', '.join(PAPERS)}, and {ALL}")
 
 
 def paper(name: str) -> Paper:
     """The paper `name`. Raises InputError naming those there are."""
-    if name not in PAPERS:
-        raise InputError(f"there are no figures of {name!r}; there are those of {', '.join(PAPERS)}, and {ALL}")
+    require_papers([name])
     return import_module(f"position_papers.{name.replace('-', '_')}.paper").PAPER
 
 

@@ -22,8 +22,9 @@ from repo_interp.analysis.batches import structure_for
 from repo_interp.analysis.coercion import Prompts, as_prompts
 from repo_interp.analysis.defaults import default_experiments, default_prompts
 from repo_interp.analysis.room import batch_limit
+from repo_interp.entry_points import MEASURES, require_once
 from repo_interp.errors import InputError, one_line
-from repo_interp.experiments.catalogue import planned
+from repo_interp.experiments.catalogue import experiments_named, planned
 from repo_interp.experiments.experiment import Experiment, Plan
 from repo_interp.files import path_of
 from repo_interp.interventions.replacing import require_named_tokens
@@ -88,6 +89,8 @@ class Request:
         Raises InputError where prompts, layers or heads do not fit the model, the measures or the experiments, and where an intervention
         is under way whose attention the measures cannot see.
         """
+        chosen = None if measures is None else measures_named(measures)  # names first: the rest may take long
+        experiments = None if experiments is None else experiments_named(experiments)
         self.bridge, self.execution = observable(bridge), execution
         config, tokenizer = next(attentions(self.bridge)).config, tokenizer_of(self.bridge)
         if prompts is None:
@@ -102,8 +105,8 @@ class Request:
         if experiments is None:
             experiments = default_experiments(self.bridge, self.prompts, task) if measures is None and layers is None else ()
         schemes, length = layout(self.bridge), length_trained(self.bridge)
-        named = measures_named(default_measures(self.prompts, schemes, layers) if measures is None else measures)
-        self.measures = [of_training_length(as_measure(measure), length) for measure in named]
+        chosen = measures_named(default_measures(self.prompts, schemes, layers)) if chosen is None else chosen
+        self.measures = [of_training_length(as_measure(measure), length) for measure in chosen]
         attending = [attention.layer_idx for attention in attentions(self.bridge)]
         self.layers = attending if layers is None else _within(layers, len(schemes), "layer")
         attentions_of(self.bridge, self.layers)  # refuses a layer without attention
@@ -175,9 +178,7 @@ def measures_named(measures: Sequence[str | Measure]) -> list[Measure]:
         if not all(hasattr(measure, part) for part in ("name", "observe", "conclude")):
             raise InputError(f"{one_line(repr(measure), 160)} is no measure; wanted names, or objects like a Measure")
     names = [measure.name for measure in objects]
-    twice = [name for place, name in enumerate(names) if name in names[:place]]
-    if twice:
-        raise InputError(f"the measure {twice[0]!r} was asked for twice; name it once")
+    require_once(MEASURES, names)
     if "maps" in names and "three_axis" in given:
         objects[given.index("three_axis")] = ThreeAxis(axes="first_prompt")
     return objects

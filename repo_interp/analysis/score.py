@@ -57,9 +57,9 @@ def score(
     directory, keeps the answers of finished batches as that of `analyze` does. Raises InputError for a task that is not
     known or has other tokens than the model, and for what `task_scores` refuses.
     """
-    present = int(next(attentions(bridge)).config.vocab_size)
+    present, origin = int(next(attentions(bridge)).config.vocab_size), loaded_from(bridge)
     require_drawable(count, seed)
-    chosen = task if isinstance(task, Task) else task_of(bridge, task)
+    chosen = task if isinstance(task, Task) else task_of(None if origin is None else origin.directory, task)
     wanted = chosen.vocabulary_size
     if wanted != present and not (wanted < present and puts_into_any_tokens(chosen)):  # embeddings are often padded
         raise InputError(
@@ -111,25 +111,24 @@ def score_needles(
     return _run(bridge, scores, [niah(tokenizer, variant, length, count, seed, answer="none", **options) for length in lengths])
 
 
-def task_of(bridge: nn.Module, name: str | None = None, size: str | None = None, **options: Any) -> Task:
-    """The task `name` for a model: as the model was trained on it, where it was and no `size` is asked for, else at `size` ("small").
+def task_of(directory: Path | None, name: str | None = None, size: str | None = None, **options: Any) -> Task:
+    """The task `name` for the checkpoint in `directory`: as it was trained on it, where no `size` is asked for, else at `size` ("small").
 
     None: the one that it was trained on. A task that can be put into any tokens, such as language, is put into the model's. `options`
     change single things. Raises InputError where nothing says what it was trained on, for an unknown task or size, and for options that
     the task lacks.
     """
-    origin = loaded_from(bridge)
-    trained = None if origin is None else trained_task(origin.directory)
+    trained = None if directory is None else trained_task(directory)
     if name is None:
         if trained is None:
             raise InputError(
-                f"{origin.name if origin else 'the model'} does not say which task it was trained on; name one, or ruler"
+                f"{directory.name if directory else 'the model'} does not say which task it was trained on; name one, or ruler"
             )
         name = trained.name
     if trained is not None and name == trained.name and size is None:
         return make_task(name, **trained.options() | options)
     made = make_task(name, size or "small", **options)
-    return made if origin is None else in_tokens_of(made, origin.directory)
+    return made if directory is None else in_tokens_of(made, directory)
 
 
 def _tokenizer(bridge: Any) -> Any:

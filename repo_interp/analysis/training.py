@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
 from os import PathLike
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +27,7 @@ from transformers.integrations.integration_utils import get_reporting_integratio
 
 from repo_interp.analysis.analyze import analyze
 from repo_interp.analysis.coercion import Prompts, as_prompts
-from repo_interp.analysis.request import default_measures
+from repo_interp.analysis.request import default_measures, measures_named
 from repo_interp.errors import InputError, NotFinite, warn
 from repo_interp.files import path_of
 from repo_interp.measures.statistics import Measure
@@ -50,7 +51,8 @@ class PositionsCallback(TrainerCallback):
         Trainer(model, arguments, train_dataset=data, callbacks=[ri.PositionsCallback(every=200, prompts=prompts)])
 
     `prompts`: a handful, as `ri.analyze` takes them; texts are encoded by the Trainer's `processing_class`. Runs are written to
-    `out`/step-K (None: positions/step-K in the Trainer's output directory); `ri.training_scalars` of each go to `state.log_history` and to
+    `out`/step-K (None: positions/step-K in the Trainer's output directory), runs of an earlier training there are moved to
+    `out`/earlier-N; `ri.training_scalars` of each go to `state.log_history` and to
     whatever the Trainer reports to. `measures` None: those that the command `analyze` chooses for the model. What does not fit the model is
     refused before the first step. A later step whose numbers are not finite, or that finds no room in memory or on the disk, is left out
     with a warning, and the training goes on.
@@ -69,19 +71,24 @@ class PositionsCallback(TrainerCallback):
             raise InputError(f"prompts are a {type(prompts).__name__}; wanted a few, prompts=[...]")
         self.prompts = prompts if isinstance(prompts, str) or hasattr(prompts, "tokens") else list(cast(Any, prompts))
         self.out = None if out is None else path_of(out, "a directory for the runs of a training")
-        self.measures = measures
+        self.measures = measures if measures is None else measures_named(measures)
         self._reporters: list[Any] | None = None
         self._last: int | None = None
         if not self.prompts:
             raise InputError("there are no prompts to measure; give PositionsCallback a few, prompts=[...]")
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Measure the model as it comes. Raises InputError where `out` holds runs of another training, and as `measure_step`."""
+        """Measure the model as it comes. A training that begins puts runs of an earlier one aside. Raises InputError as `measure_step`."""
         if not state.is_world_process_zero:
             return
         self.out = self.out or Path(args.output_dir) / "positions"
-        if state.global_step == 0 and any(self.out.glob("step-*")):
-            raise InputError(f"{self.out} holds runs of another training; remove them, or give another directory, out=...")
+        earlier = [file.parent for file in self.out.glob("step-*/run.nc")]
+        if state.global_step == 0 and earlier:
+            aside = next(place for number in count(1) if not (place := self.out / f"earlier-{number}").exists())
+            aside.mkdir()
+            for run in earlier:
+                run.rename(aside / run.name)
+            warn(f"{self.out} holds runs of a training that began before; they are in {aside} now")
         tokenizer = given.get("processing_class")
         self.prompts = as_prompts(self.prompts, cast(Any, SimpleNamespace(tokenizer=tokenizer)))
         self._measure(args, state, control, given)

@@ -21,9 +21,10 @@ from repo_interp.cli.options import (
     seed,
     tokens,
 )
+from repo_interp.entry_points import EXPERIMENTS, MEASURES, TASKS, names, require_names
 from repo_interp.errors import InputError, Unfinished
 from repo_interp.failures import is_out_of_memory
-from repo_interp.values import with_field
+from repo_interp.values import field_value, with_field
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -125,6 +126,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Analyse, write and print; return the exit code."""
+    find(arguments.checkpoint or DEFAULT)
+    require_names(MEASURES, arguments.measures or ())
+    require_names(EXPERIMENTS, arguments.experiments or ())
+    require_names(TASKS, [] if arguments.task is None else [arguments.task], "ruler")
     from repo_interp.analysis.publication import claimed
     from repo_interp.cli.results import Command, drawn, print_results
     from repo_interp.cli.tables import print_findings, print_tables
@@ -167,9 +172,13 @@ def _request(arguments: argparse.Namespace, name: str, step: Step) -> Request:
     from repo_interp.models.reposition import layout
     from repo_interp.plots.catalogue import view_of
 
-    for measure in arguments.measures or ():
-        measure_named(measure)
-    experiments = [experiment_named(experiment) for experiment in arguments.experiments or ()]
+    experiments, parameters = [experiment_named(experiment) for experiment in arguments.experiments or ()], arguments.parameters
+    for key, text in parameters:
+        owner, _, option = key.rpartition(".")
+        if owner:
+            require_names(MEASURES, [owner], *names(EXPERIMENTS))
+            kind = measure_named if owner in names(MEASURES) else experiment_named
+            field_value(kind(owner), option, text, owner, fixed=("name",))
     for measure in arguments.measures or ():
         view_of(measure)  # one of another package that cannot be imported is refused here too
     path = find(name)
@@ -180,7 +189,7 @@ def _request(arguments: argparse.Namespace, name: str, step: Step) -> Request:
         prompts, task = _given_prompts(arguments, bridge), None
     else:
         prompts, task = _make_prompts(arguments, bridge)
-    wanted, parameters = arguments.measures or default_measures(prompts, layout(bridge), arguments.layers), arguments.parameters
+    wanted = arguments.measures or default_measures(prompts, layout(bridge), arguments.layers)
     if arguments.experiments is None and arguments.measures is None and arguments.layers is None:
         experiments = default_experiments(bridge, prompts, task)
     if arguments.save_maps is not None:

@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, print the address, and answer until interrupted."""
+    find(arguments.against or DEFAULT)
     from importlib.util import find_spec
 
     if missing := [name for name in ("starlette", "uvicorn") if find_spec(name) is None]:

@@ -24,11 +24,14 @@ from repo_interp.cli.options import (
     seed,
     typed,
 )
+from repo_interp.entry_points import TASKS, require_names
 from repo_interp.errors import InputError
 from repo_interp.values import value_of
 
 if TYPE_CHECKING:
     import xarray as xr
+
+    from repo_interp.tasks import Task
 
 RULER = "ruler"
 _SCALING = Annotated[float, Interval(ge=1, le=1024)]
@@ -76,6 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Score, write and print; return the exit code."""
+    path = find(arguments.checkpoint)
+    _require_fitting_options(arguments)
     from repo_interp.analysis.notes import notes_on
     from repo_interp.analysis.publication import claimed
     from repo_interp.checkpoint_files.architectures import training_length
@@ -87,16 +92,16 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.progress import steps
 
     console = Console()
-    _require_fitting_options(arguments)
     command = Command(arguments, arguments.checkpoint, "scores")
     if (code := command.resumed(console)) is not None:
         return code
-    path = find(arguments.checkpoint)
-    scaling = _scaling(arguments.scaling, training_length(identify(path).config))
+    checkpoint = identify(path)
+    scaling = _scaling(arguments.scaling, training_length(checkpoint.config))
+    task = None if arguments.task == RULER else _task(arguments, checkpoint.directory)
     bridge = load(path, rope_scaling=scaling, **placed(arguments))
     for note in notes_on(bridge):
         console.print(note, style="yellow", highlight=False)
-    scored = _scoring(arguments, bridge)
+    scored = _scoring(arguments, bridge, task)
     with (
         claimed(command.out, f"score-{stem(arguments.checkpoint)}", command.replaces) as results,
         command.same_question(console),
@@ -114,12 +119,27 @@ def run(arguments: argparse.Namespace) -> int:
     return print_results(console, results, published)
 
 
-def _scoring(arguments: argparse.Namespace, bridge) -> Callable[[Path, Callable[[int, int], None]], xr.DataTree]:
+def _task(arguments: argparse.Namespace, directory: Path) -> Task:
+    """The task that the checkpoint in `directory` is scored on. Raises InputError for names that it does not know."""
+    from repo_interp.analysis.score import task_of
+
+    task = task_of(directory, arguments.task, arguments.task_size)
+    if arguments.task_options:
+        changes = typed(of_owner(arguments.task_options, task.name), task, f"task {task.name}")
+        task = task_of(directory, arguments.task, arguments.task_size, **changes)
+    for name in arguments.test_sets or ():
+        task.prompts(1, arguments.seed, name)
+    return task
+
+
+def _scoring(
+    arguments: argparse.Namespace, bridge, task: Task | None
+) -> Callable[[Path, Callable[[int, int], None]], xr.DataTree]:
     """A function that scores the task or ruler, given where to keep answers and a function to report progress to.
 
     Raises InputError beforehand.
     """
-    from repo_interp.analysis.score import score, score_needles, task_of
+    from repo_interp.analysis.score import score, score_needles
     from repo_interp.cli.results import KEEP_EVERY
 
     amount = {
@@ -128,15 +148,11 @@ def _scoring(arguments: argparse.Namespace, bridge) -> Callable[[Path, Callable[
         "batch_size": arguments.batch_size,
         "store_every": KEEP_EVERY,
     }
-    if arguments.task == RULER:
+    if task is None:
         lengths = None if arguments.test_sets is None else [int(name) for name in arguments.test_sets]
         texts = of_owner(arguments.task_options, RULER)
         options = {name: value_of(text, float if name == "depth" else str, f"{RULER}.{name}") for name, text in texts}
         return lambda store, progress: score_needles(bridge, lengths, progress=progress, store=store, **amount, **options)
-    task = task_of(bridge, arguments.task, arguments.task_size)
-    if arguments.task_options:
-        changes = typed(of_owner(arguments.task_options, task.name), task, f"task {task.name}")
-        task = task_of(bridge, arguments.task, arguments.task_size, **changes)
     answers = arguments.answers or "forced"
     return lambda store, progress: score(
         bridge, task, arguments.test_sets, answers=answers, progress=progress, store=store, **amount
@@ -145,6 +161,10 @@ def _scoring(arguments: argparse.Namespace, bridge) -> Callable[[Path, Callable[
 
 def _require_fitting_options(arguments: argparse.Namespace) -> None:
     """Raises InputError where an option needs another, or is for something else than is scored."""
+    from repo_interp.tasks.niah import DIALECTS, VARIANTS, one_of
+
+    _scaling(arguments.scaling, 1)
+    require_names(TASKS, [] if arguments.task is None else [arguments.task], RULER)
     if arguments.task == RULER:
         for name, value in (("--task-size", arguments.task_size), ("--answers", arguments.answers)):
             if value is not None:
@@ -152,9 +172,11 @@ def _require_fitting_options(arguments: argparse.Namespace) -> None:
         for name in arguments.test_sets or ():
             if not name.isdecimal() or int(name) < 1:
                 raise InputError(f"ruler's test sets are lengths in tokens, such as 4096; got {name!r}")
-        for name, _ in of_owner(arguments.task_options, RULER):
+        known = {"variant": VARIANTS, "dialect": DIALECTS}
+        for name, text in of_owner(arguments.task_options, RULER):
             if name not in _RULER_OPTIONS:
                 raise InputError(f"ruler has no option {name!r}; it has {', '.join(_RULER_OPTIONS)}")
+            one_of(name, text, known.get(name, {text: None}))
 
 
 def _scaling(text: str | None, trained: int) -> dict[str, str | float | int] | None:

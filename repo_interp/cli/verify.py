@@ -17,7 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "other", metavar="B", nargs="?", help="the same model in another form, whose rotation and queries are compared"
     )
     parser.add_argument(
-        "--dtype", default="float32", help="precision of the tables: float32, bfloat16, float16 (default: float32)"
+        "--dtype",
+        default="float32",
+        choices=("float32", "bfloat16", "float16"),
+        help="precision of the tables (default: float32)",
     )
     parser.add_argument(
         "--longest", type=int, metavar="N", help="the last distance in tokens (default: twice the training length)"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import nn
 
-from repo_interp.entry_points import EXPERIMENTS, called, named, names
+from repo_interp.entry_points import EXPERIMENTS, called, named, names, require_once
 from repo_interp.errors import InputError, one_line
 from repo_interp.experiments.experiment import Experiment, Plan
 from repo_interp.experiments.prompt_sets import scoring_of
@@ -31,23 +31,31 @@ def experiment_named(name: str) -> Experiment:
     return named(EXPERIMENTS, name, lambda made: isinstance(made, Experiment), wanted)
 
 
-def planned(
-    bridge: nn.Module, prompts: Sequence[Prompt], experiments: Sequence[str | Experiment | Plan], task: Task | None = None
-) -> list[Plan]:
-    """What `experiments` - names, objects, or plans already made - will do on `prompts` of `task`; None: as `scoring_of` scores them.
-
-    Raises InputError for what is no experiment, where one cannot work on the prompts, and for a task in other tokens than the model's.
-    """
+def experiments_named(experiments: Sequence[str | Experiment | Plan]) -> list[Experiment | Plan]:
+    """Names, objects, or plans already made, as objects. Raises InputError for what is none of these, and for one that comes twice."""
     if not isinstance(experiments, str | Iterable):
         raise InputError(f"experiments are {one_line(repr(experiments), 160)}; wanted names, or objects like an Experiment")
     given = [experiments] if isinstance(experiments, str) else list(experiments)
-    if not given:
-        return []
     for each in given:
         if isinstance(each, type):
             raise InputError(f"the experiment {each.__name__} is a class; make one, {each.__name__}(), or give its name")
         if not isinstance(each, str | Experiment | Plan):
             raise InputError(f"{one_line(repr(each), 160)} is no experiment; wanted names, or objects like an Experiment")
+    objects = [experiment_named(each) if isinstance(each, str) else each for each in given]
+    require_once(EXPERIMENTS, [each.experiment.name if isinstance(each, Plan) else each.name for each in objects])
+    return objects
+
+
+def planned(
+    bridge: nn.Module, prompts: Sequence[Prompt], experiments: Sequence[str | Experiment | Plan], task: Task | None = None
+) -> list[Plan]:
+    """What `experiments` - names, objects, or plans already made - will do on `prompts` of `task`; None: as `scoring_of` scores them.
+
+    Raises InputError as `experiments_named`, where one cannot work on the prompts, and for a task in other tokens than the model's.
+    """
+    objects = experiments_named(experiments)
+    if not objects:
+        return []
     vocabulary = int(next(attentions(bridge)).config.vocab_size)
     if task is not None and task.vocabulary_size > vocabulary:
         raise InputError(
@@ -66,5 +74,4 @@ def planned(
             )
         return plan
 
-    objects = (experiment_named(each) if isinstance(each, str) else each for each in given)
     return [each if isinstance(each, Plan) else plan_of(each) for each in objects]

@@ -159,7 +159,7 @@ class Effects(Experiment):
     top: CountOrNone = 0
     """Heads that are measured exactly, with as many others; 0: all where there are few."""
     set_size: CountOrNone = 0
-    """Most needed heads that are changed together; 0: as many as a layer has."""
+    """Most needed heads that are changed together, half of those with positions at most; 0: as many as a layer has."""
     draws: Count = 8
     """Controls: sets of as many other heads."""
     scale: Finite = 0.5
@@ -196,6 +196,13 @@ class Effects(Experiment):
             schemes = dict.fromkeys(attention.scheme for attention in attentions(model))
             raise InputError(
                 f"no layer of this model ({', '.join(schemes)}) rotates by positions, so none can be changed; leave effects out"
+            )
+        heads = len(heads_with_positions(model))
+        most = max(1, min(_confirmed(heads, self.top), heads // 2))
+        if self.set_size > most:
+            raise InputError(
+                f"effects.set_size is {self.set_size}; wanted {most} at most: of the heads that are measured, half of the "
+                f"{heads} heads with positions, so that as many others are left to compare with"
             )
         kinds = tuple(dict.fromkeys(self.kinds or default_kinds(model)))
         require_targets(self.name, scoring, prompts)

@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, get_type_hints
 
-from repo_interp.entry_points import TASKS, called, find, names
+from repo_interp.entry_points import TASKS, called, find, names, require_names
 from repo_interp.errors import InputError, one_line
 from repo_interp.stub_names import stub_names
 from repo_interp.tasks.niah import niah  # noqa: F401  # now: once its module is loaded, the name would be that of the module
@@ -48,9 +48,8 @@ def make_task(name: str, size: str = "small", **options: Any) -> Task:
 
 
 def _sizes(name: str) -> Mapping[str, Task]:
+    require_names(TASKS, [name])
     sizes = find(TASKS, name)
-    if sizes is None:
-        raise InputError(f"wanted a task, one of {', '.join(task_names())}; got {name!r}")
     tasks = sizes.values() if isinstance(sizes, Mapping) else ()
     if not tasks or not all(isinstance(task, Task) and task.name == name for task in tasks):
         raise InputError(

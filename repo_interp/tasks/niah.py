@@ -103,9 +103,9 @@ def niah(
     reference answer as generated tokens, "none" ends with the answer prefix. Raises InputError: unknown names, a length too short
     for the variant, a tokenizer without offsets, a file that cannot be read.
     """
-    chosen = _one_of("variant", variant, VARIANTS)
-    spoken = _one_of("dialect", dialect, DIALECTS)
-    _one_of("answer", answer, {"reference": None, "none": None})
+    chosen = one_of("variant", variant, VARIANTS)
+    spoken = one_of("dialect", dialect, DIALECTS)
+    one_of("answer", answer, {"reference": None, "none": None})
     require_drawable(count, seed)
     length = checked(length, Tokens, "length")
     if depth is not None:
@@ -149,7 +149,7 @@ def niah_scores(outputs: Sequence[str], prompts: Sequence[Prompt]) -> Float[np.n
     for output, prompt in zip(outputs, prompts, strict=True):
         if not prompt.answers or not {"dialect", "prefix"} <= prompt.attributes.keys():
             raise InputError("wanted prompts of the needle-in-a-haystack task with answers, dialect and prefix")
-        dialect = _one_of("dialect", str(prompt.attributes["dialect"]), DIALECTS)
+        dialect = one_of("dialect", str(prompt.attributes["dialect"]), DIALECTS)
         counted = (prompt.attributes["prefix"] if dialect.scored_from == "prefix" else "") + output
         present = [reference.lower() in counted.lower() for reference in prompt.answers]
         scores.append(100.0 * sum(present) / len(present))
@@ -161,7 +161,8 @@ def niah_score(outputs: Sequence[str], prompts: Sequence[Prompt]) -> float:
     return float(niah_scores(outputs, prompts).mean())
 
 
-def _one_of(what: str, name: str, known: dict):
+def one_of(what: str, name: str, known: dict):
+    """What `name` is among `known`. Raises InputError naming those there are."""
     if name not in known:
         raise InputError(f"wanted one of {', '.join(known)} as the {what}, got {name!r}")
     return known[name]

@@ -123,7 +123,7 @@ def test_the_measure_is_drawn_as_files_and_in_the_page(worked, run):
 def test_without_the_package_its_names_are_refused_by_name(worked):
     with pytest.raises(ri.InputError, match=r"no measure 'backwards'; there are positions"):
         measure_named("backwards")
-    with pytest.raises(ri.InputError, match="wanted a task, one of reversal"):
+    with pytest.raises(ri.InputError, match="there is no task 'sorting'; there are reversal"):
         make_task("sorting")
     with pytest.raises(ri.InputError, match="t5"):
         ri.load(worked / "trained")

@@ -6,8 +6,9 @@ import argparse
 import shlex
 from pathlib import Path
 
-from position_papers import ALL, PAPERS, named
+from position_papers import ALL, FORMATS, PAPERS, named, require_papers
 from repo_interp import processes
+from repo_interp.cli.checkpoint import find
 from repo_interp.cli.options import add_settings, count, seed
 from repo_interp.errors import InputError
 from repo_interp.files import require_directory
@@ -60,6 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, draw, write; print the verdicts."""
+    require_papers(name for name in arguments.papers if name != ALL)
+    for _, checkpoint in arguments.checkpoints:
+        find(checkpoint)
     from position_papers.kit.build import fitting_jobs, measure_together
     from repo_interp.console import Console
     from repo_interp.models.checkpoints import device_named
@@ -121,7 +125,6 @@ def _builds(arguments: argparse.Namespace, out: Path):
     from position_papers.kit.paper_directory import require_free
     from position_papers.kit.subjects import given
     from repo_interp.analysis.publication import RUN
-    from repo_interp.cli.checkpoint import find
 
     papers = with_experiments(named(arguments.papers), arguments.experiments)
     users = {name: find(path) for name, path in arguments.checkpoints}
@@ -206,8 +209,6 @@ def _named(text: str) -> tuple[str, str]:
 
 
 def _formats(text: str) -> tuple[str, ...]:
-    from position_papers.kit.paper_directory import FORMATS
-
     wanted = text.split(",")
     unknown = [name for name in wanted if name not in FORMATS]
     if unknown:

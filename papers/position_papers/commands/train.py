@@ -77,6 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Train, with a bar, and print what came of it."""
     from repo_interp.console import Console, plain
 
+    _require_known_names(arguments)
     console = Console()
     runs = _runs(arguments)
     pending = [(configuration, folder) for configuration, folder in runs if arguments.overwrite or not folder.is_finished]
@@ -97,6 +98,21 @@ def run(arguments: argparse.Namespace) -> int:
         raise KeyboardInterrupt(f"the state is saved; go on with: repo-interp train --resume --out {out}{seeds}")
     print_scores(console, [folder for _, folder in runs])
     return 0
+
+
+def _require_known_names(arguments: argparse.Namespace) -> None:
+    """Raise InputError for a task, a size, a scheme or a checkpoint that there is not, before anything heavy is imported."""
+    from repo_interp.cli.checkpoint import find
+    from repo_interp.positions.layouts import named_schemes
+    from repo_interp.tasks import make_task
+
+    if arguments.task is not None:
+        make_task(arguments.task, arguments.task_size or "small")
+    find(arguments.continue_from or "")
+    try:
+        named_schemes(arguments.scheme or TrainingConfiguration.scheme)
+    except ValueError as error:
+        raise InputError(str(error)) from None
 
 
 def _runs(arguments: argparse.Namespace) -> list[Run]:

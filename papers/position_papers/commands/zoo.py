@@ -40,6 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.console import Console
 
     console = Console()
+    if arguments.action != "list":
+        chosen((*PLAN, *AHEAD), arguments.names)  # names first: what follows imports torch
     if arguments.action == "train":
         return _train(console, arguments)
     (_plan if arguments.action == "plan" else _list)(console, arguments.names)
@@ -75,13 +77,13 @@ def _plan(console: Console, names: list[str]) -> None:
 
 
 def _list(console: Console, names: list[str]) -> None:
-    from position_papers.training.trained import recorded_scores
-    from repo_interp.checkpoint_files.stored import weight_files
-
     wanted = tuple(f"{name.rstrip('/')}/" for name in names) or ("",)
     shown = [name for name in shipped_names() if f"{name}/".startswith(wanted)]
     if not shown:
         raise InputError(f"no checkpoint {' or '.join(names)} is installed; these are: {', '.join(shipped_names())}")
+    from position_papers.training.trained import recorded_scores  # imports torch
+    from repo_interp.checkpoint_files.stored import weight_files
+
     table = _table(("name", "layout"), ("steps", "seeds", "score", "of", "score", "of"))
     for name in shown:
         own, *others = recorded_scores(zoo_path(name))

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from position_papers import paper
+from position_papers import FORMATS, paper
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import Verdict
 from position_papers.kit.experiment import Experiment, Paper, reasons_against, run
-from position_papers.kit.paper_directory import FORMATS, is_made_from, write_paper
+from position_papers.kit.paper_directory import is_made_from, write_paper
 from position_papers.kit.subjects import Given, Subject
 from position_papers.tasks.corpus import text_record
 from position_papers.training.processes import end_when_asked, side_by_side, threads

@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from position_papers import FORMATS
 from position_papers.kit.experiment import Paper, Result
 from position_papers.kit.outcomes import records, verdict_table
 from position_papers.kit.pages import rendered
@@ -33,8 +34,6 @@ from repo_interp.plots.style import save_figure
 from repo_interp.run import write_netcdf
 
 VERDICTS, NUMBERS, PAGE = "verdicts.csv", "numbers.csv.gz", "page.json"
-FORMATS = ("png", "svg", "pdf", "nc")
-"""The formats of a figure."""
 LARGEST = 2_000
 """A variable of more numbers is replaced by its means over the axes of `REPLICATES`, and left out if those are still more."""
 COLUMNS = ("figure", "variable", "value", "text", "units")

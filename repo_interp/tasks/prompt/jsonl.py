@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 from annotated_types import Interval, Len
 from pydantic import BaseModel, ConfigDict
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, warn
 from repo_interp.files import path_of, regular, write_text
 from repo_interp.records import modelled, parsed, shown
 from repo_interp.tasks.prompt import GENERATED, Intervals, Prompt
 from repo_interp.tasks.prompt.logged import LoggedText, from_harness, from_inspect, inspect_samples, is_harness_sample
-from repo_interp.tasks.prompt.text import prompt_from_text
+from repo_interp.tasks.prompt.text import chat_text, prompt_from_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -94,9 +94,19 @@ def read_prompts(
     lines = list(_lines(path, content))
     if lines and path.suffix not in (".jsonl", ".json") and not lines[0][1].lstrip().startswith("{"):
         return [prompt_from_text("\n".join(_texts(lines)), {}, tokenizer)]
+    scores: dict[tuple[int, str | None], dict[str, Any]] = {}
     for number, line in lines:
         with _named(f"{path}, line {number}"):
-            prompts.append(_prompt(parsed(line), tokenizer, vocab_size))
+            record = parsed(line)
+            prompt = _prompt(record, tokenizer, vocab_size)
+            if is_harness_sample(record):
+                # the harness logs a sample once per filter of its answer; only the scores differ
+                own = prompt.attributes["scores"]
+                known = scores.setdefault((prompt.attributes["doc_id"], prompt.text), own)
+                if known is not own and not known.keys() & own.keys():
+                    known.update(own)
+                    continue
+            prompts.append(prompt)
     return prompts or _none(path)
 
 
@@ -114,8 +124,16 @@ def _none(path: Path) -> NoReturn:
 
 
 def _logged(logged: LoggedText, tokenizer: PreTrainedTokenizerBase | None) -> Prompt:
-    answers = [target for target in logged.targets if target]
-    return prompt_from_text(logged.given + logged.answer, logged.characters, tokenizer, answers, logged.attributes)
+    given = logged.given
+    if logged.messages:
+        given = chat_text(logged.messages, tokenizer)
+        lacking = ", ".join(logged.attributes.get("left_out", ["nothing"]))
+        warn(
+            "the log holds messages, not the text that the model read; they are put into the tokenizer's chat template, or lines "
+            f"`role: text` where it has none; left out: {lacking}"
+        )
+    answers, characters = [target for target in logged.targets if target], logged.characters(given)
+    return prompt_from_text(given + logged.answer, characters, tokenizer, answers, logged.attributes)
 
 
 def _texts(lines: Iterable[tuple[int, str]]) -> Iterator[str]:

@@ -1,9 +1,10 @@
 """Logged evaluations as prompts: lm-evaluation-harness' samples_TASK_DATE.jsonl, a sample per line, and inspect-ai's logs (.json, .eval).
 
-    text           what the model was given, then what it answered; the messages of a chat with a blank line between them, no chat template
+    text           what the model was given, then what it answered; messages of a chat are put into text by `text.chat_text`
     generated      the answer; of a choice, the right one
     needle         the target, where it stands in what was given exactly once, as whole words
-    attributes     document or sample, target, and every score, so that right answers can be told from wrong ones
+    attributes     document or sample, target, and every score, so that right answers can be told from wrong ones; `left_out`: what
+                   the model read or wrote that the text lacks (reasoning, tool calls, images, ...)
 
 Unlike prompts.jsonl, a log may say more than is read here. Knows nothing about files on the disk, nor about tokenizers.
 """
@@ -13,7 +14,8 @@ from __future__ import annotations
 import io
 import re
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -29,22 +31,23 @@ MOST_BYTES = 1 << 30
 class LoggedText(BaseModel):
     """What is read of one sample."""
 
-    given: str
+    given: str = ""
+    messages: list[dict[str, str]] = []
+    """Of a chat, in the place of `given`: roles and contents."""
     answer: str
     targets: list[str]
     attributes: dict[str, Any]
 
-    @property
-    def characters(self) -> dict[str, Intervals]:
-        """The answer, and the target where it stands in the text exactly once."""
+    def characters(self, given: str) -> dict[str, Intervals]:
+        """The answer behind the text `given`, and the target where it stands in that exactly once."""
         found: dict[str, Intervals] = {}
         for target in filter(None, map(str.strip, self.targets)):
-            places = [each.span() for each in re.finditer(rf"(?<!\w){re.escape(target)}(?!\w)", self.given)]
+            places = [each.span() for each in re.finditer(rf"(?<!\w){re.escape(target)}(?!\w)", given)]
             if len(places) == 1:
                 found["needle"] = (places[0],)
                 break
         if self.answer:
-            found[GENERATED] = ((len(self.given), len(self.given) + len(self.answer)),)
+            found[GENERATED] = ((len(given), len(given) + len(self.answer)),)
         return found
 
 
@@ -58,6 +61,7 @@ class _HarnessSample(_Read):
     target: Any = None
     arguments: dict[str, dict[str, Any]] | list[list[Any]]
     resps: list[Any] = []
+    filter: str = "none"
     metrics: list[str] = []
 
 
@@ -69,6 +73,7 @@ class _Content(_Read):
 class _Message(_Read):
     role: str
     content: str | list[_Content]
+    tool_calls: list[Any] | None = None
 
 
 class _Output(_Read):
@@ -81,6 +86,7 @@ class _InspectSample(_Read):
     input: str | list[_Message]
     target: str | list[str] = ""
     messages: list[_Message] = []
+    events: list[dict[str, Any]] = []
     output: _Output = _Output()
     scores: dict[str, dict[str, Any]] | None = None
 
@@ -95,33 +101,55 @@ def is_harness_sample(record: Any) -> bool:
 
 
 def from_harness(record: dict[str, Any]) -> LoggedText:
-    """A logged sample of lm-evaluation-harness. Raises InputError for one that lacks a part, or has no text."""
+    """A logged sample of lm-evaluation-harness.
+
+    Raises InputError for one that lacks a part, or has no text, and where the log does not say which text was the right one.
+    """
     sample = modelled(record, _HarnessSample)
     named = sample.arguments.values() if isinstance(sample.arguments, dict) else sample.arguments
     calls = [list(each.values()) if isinstance(each, dict) else list(each) for each in named]
     if not calls or not all(call and isinstance(call[0], str) for call in calls):
         raise InputError("the sample has no text among its arguments; wanted one of generate_until or loglikelihood")
-    choices = [call[1] for call in calls if len(call) > 1 and isinstance(call[1], str)]
-    target = str(sample.target)
-    if choices:  # the target is the number of a choice, or its text
-        numbered = len(choices) > 1 and target.isdigit() and int(target) < len(choices)
-        right = choices[int(target)] if numbered else next((each for each in choices if each.strip() == target.strip()), "")
-        answer = right or (choices[0] if len(choices) == 1 else "")
-        target = answer.strip()
-    else:
+    if max(map(len, calls)) > 2:
+        raise InputError("the model was given more than text (images or sound); wanted a sample of text alone")
+    given, answer = calls[0][0], ""
+    targets = [] if sample.target in (None, "None") else [str(sample.target)]  # the harness writes what it shows
+    choices = [call for call in calls if len(call) == 2 and isinstance(call[1], str)]
+    if choices:
+        right = _right_choice(sample, record.get("acc"), [text for _, text in choices], "".join(targets).strip())
+        if right is not None:
+            given, answer = choices[right]
+        elif len({call[0] for call in calls}) > 1:
+            raise InputError(f"the sample has {len(calls)} inputs, and nothing in it says which is right; leave it out")
+        targets = [answer.strip()]
+    elif len(calls[0]) > 1:
         said: Any = sample.resps
         while isinstance(said, list) and said:
             said = said[0]
         answer = said if isinstance(said, str) else ""
+    else:  # a text that is read, whose responses are log-likelihoods
+        targets = []
+    of_filter = "" if sample.filter == "none" else f",{sample.filter}"
     scores = {
-        name: value
+        name + of_filter: value
         for name, value in record.items()
         if name in sample.metrics or (not sample.metrics and isinstance(value, float))
     }
-    given = calls[choices.index(answer) if answer in choices else 0][0]
-    return LoggedText(
-        given=given, answer=answer, targets=[target], attributes=_attributes("doc_id", sample.doc_id, [target], scores)
-    )
+    attributes = {"doc_id": sample.doc_id, "targets": targets, "scores": scores}
+    return LoggedText(given=given, answer=answer, targets=targets, attributes=attributes)
+
+
+def _right_choice(sample: _HarnessSample, acc: Any, choices: list[str], target: str) -> int | None:
+    """Which of `choices` is right: the target is its number or its text."""
+    if len(set(choices)) == 1 < len(choices):  # of several inputs the accuracy says whether the likeliest was right
+        with suppress(TypeError, ValueError, LookupError):
+            order = sorted(range(len(choices)), key=lambda place: float(sample.resps[place][0][0]))
+            return order[-1] if acc == 1 else order[0] if (acc, len(order)) == (0, 2) else None
+        return None
+    if target.isdecimal() and int(target) < len(choices):
+        return int(target)
+    texts = [choice.strip() for choice in choices]
+    return texts.index(target) if target in texts else 0 if len(texts) == 1 else None
 
 
 def inspect_samples(content: bytes) -> list[tuple[str, Any]] | None:
@@ -143,25 +171,33 @@ def inspect_samples(content: bytes) -> list[tuple[str, Any]] | None:
 
 
 def from_inspect(record: Any) -> LoggedText:
-    """A sample of an inspect-ai log. Raises InputError for one that lacks a part, or has no text."""
+    """A sample of an inspect-ai log: its messages up to the last that the model wrote, which is the answer.
+
+    Raises InputError for one that lacks a part, or has no text.
+    """
     sample = modelled(record, _InspectSample)
     answer = sample.output.completion
-    messages = sample.messages or (sample.input if isinstance(sample.input, list) else [])
-    if answer and messages and messages[-1].role == "assistant":
-        messages = messages[:-1]
-    texts = [_text(message) for message in messages] or [str(sample.input)]
+    asked = sample.input if isinstance(sample.input, list) else [_Message(role="user", content=sample.input)]
+    given = read = sample.messages or asked
+    written = [place for place, message in enumerate(sample.messages) if message.role == "assistant"]
+    if answer and written:
+        given, read = read[: written[-1]], read[: written[-1] + 1]
+    parts = {part.type for message in read if isinstance(message.content, list) for part in message.content}
+    parts |= {"tool calls"} if any(message.tool_calls for message in read) else set()
+    parts |= {"tools"} if any(event.get("tools") for event in sample.events) else set()
     targets = [sample.target] if isinstance(sample.target, str) else sample.target
     scores = {name: score["value"] for name, score in (sample.scores or {}).items() if "value" in score}
-    attributes = {**_attributes("id", sample.id, targets, scores), "epoch": sample.epoch}
-    return LoggedText(given="\n\n".join(filter(None, texts)), answer=answer, targets=targets, attributes=attributes)
+    attributes: dict[str, Any] = {"id": sample.id, "targets": targets, "scores": scores, "epoch": sample.epoch}
+    if parts - {"text"}:
+        attributes["left_out"] = sorted(parts - {"text"})
+    messages = [{"role": message.role, "content": _text(message)} for message in given]
+    return LoggedText(messages=messages, answer=answer, targets=targets, attributes=attributes)
 
 
 def _text(message: _Message) -> str:
-    return message.content if isinstance(message.content, str) else "".join(part.text for part in message.content)
-
-
-def _attributes(name: str, number: int | str, targets: Sequence[str], scores: dict[str, Any]) -> dict[str, Any]:
-    return {name: number, "targets": list(targets), "scores": scores}
+    if isinstance(message.content, str):
+        return message.content
+    return "\n".join(part.text for part in message.content if part.type == "text")
 
 
 def _unpacked(content: bytes) -> Iterator[tuple[str, Any]]:

@@ -8,8 +8,8 @@ so a token that a tokenizer merges across a span's edge belongs to the span it o
 parent that it overlaps. Tokens of no width (BOS and other added tokens) belong to no span. Where several tokens share one character
 (byte-level BPE on non-ASCII text) all of them belong.
 
-Special tokens that the tokenizer puts before a text (BOS) stay, with no width; those it puts behind (EOS, SEP) are dropped, because a
-decoder goes on writing where the prompt ends. Knows nothing about tasks.
+Special tokens that the tokenizer puts before a text (BOS) stay, with no width, unless the text begins with BOS itself; those it puts
+behind (EOS, SEP) are dropped, because a decoder goes on writing where the prompt ends. Knows nothing about tasks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Int
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, refused
 from repo_interp.tasks.prompt import GENERATED, Intervals, Prompt, check_spans
 
 if TYPE_CHECKING:
@@ -92,6 +92,18 @@ def prompt_from_text(
     )
 
 
+def chat_text(messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase | None) -> str:
+    """The text that a model answers, of messages with a role and a content.
+
+    It is that of the tokenizer's chat template, else a line `role: content` per message, as inspect-ai writes it. Raises
+    InputError where the template refuses the messages.
+    """
+    if tokenizer is None or not tokenizer.chat_template:
+        return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+    with refused("the chat template of the tokenizer does not take the messages"):
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+
 @dataclass(frozen=True)
 class EncodedText:
     """Tokens of a text. `offsets` are half-open character ranges in the text as it was given, before any normalisation."""
@@ -125,13 +137,15 @@ def encode(text: str, tokenizer: PreTrainedTokenizerBase | None) -> EncodedText:
         reason = " ".join(str(error).split())
         raise InputError(f"the tokenizer cannot encode the text ({reason}); use text made of its vocabulary") from error
     added = list(encoded["special_tokens_mask"])
-    length = len(added)
+    # a text that begins with the BOS, as chat templates write it, gets no second one
+    twice = added[:1] == [1] and encoded["input_ids"][:2] == [tokenizer.bos_token_id] * 2
+    first, length = int(twice), len(added)
     while length and added[length - 1]:
         length -= 1
     if not length:
         raise InputError(f"the text {text[:40]!r} gives no tokens with this tokenizer; give it some words")
-    tokens = tuple(encoded["input_ids"][:length])
-    offsets = _over_gaps(encoded["offset_mapping"][:length], added[:length], len(text))
+    tokens = tuple(encoded["input_ids"][first:length])
+    offsets = _over_gaps(encoded["offset_mapping"][first:length], added[first:length], len(text))
     names = tokenizer.convert_ids_to_tokens(list(tokens))
     pieces = tuple(text[start:end] if start < end else str(name) for (start, end), name in zip(offsets, names, strict=True))
     return EncodedText(tokens, offsets, pieces)

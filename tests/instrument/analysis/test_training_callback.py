@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Trainer, TrainerCall
 from transformers.integrations import integration_utils
 
 import repo_interp as ri
+from repo_interp.errors import Note
 from repo_interp.tasks.prompt import Prompt
 
 PROMPTS = [
@@ -135,10 +136,33 @@ def test_numbers_that_are_not_finite_do_not_end_the_training(tmp_path):
     assert trainer.state.global_step == 6 and not (tmp_path / "positions" / "step-6").exists()
 
 
-def test_runs_of_another_training_and_weights_in_parts_are_refused(tmp_path):
-    (tmp_path / "runs" / "step-200").mkdir(parents=True)
-    with pytest.raises(ri.InputError, match="holds runs of another training"):
-        trained(tmp_path, decoder(), ri.PositionsCallback(prompts=PROMPTS, out=tmp_path / "runs"))
+def test_a_training_that_begins_again_puts_earlier_runs_aside(tmp_path):
+    """Found: after a crash before the first checkpoint, and at a second `train()`, it was refused."""
+
+    class Crash(TrainerCallback):
+        def on_step_end(self, args, state, control, **given):
+            raise RuntimeError("power cut")
+
+    out, measures = tmp_path / "runs", ["positions"]
+    (out / "step-9").mkdir(parents=True)  # no run of ours
+    with pytest.raises(RuntimeError, match="power cut"):
+        trained(tmp_path, decoder("repo"), ri.PositionsCallback(6, PROMPTS, out, measures), Crash())
+    begun = ri.read_run(out / "step-0")
+    with pytest.warns(Note, match=f"{out} holds runs of a training that began before; they are in {out / 'earlier-1'} now"):
+        trainer = trained(tmp_path, decoder("repo"), ri.PositionsCallback(6, PROMPTS, out, measures))
+    assert ri.read_run(out / "earlier-1" / "step-0").identical(begun)
+    with pytest.warns(Note, match="earlier-2 now"):
+        trainer.train()
+    steps = sorted(path.relative_to(out).as_posix() for path in out.glob("**/run.nc"))
+    both = ["step-0/run.nc", "step-6/run.nc"]
+    assert steps == ["earlier-1/step-0/run.nc", *(f"earlier-2/{each}" for each in both), *both]
+    digests = [ri.read_run(out / place).attrs["checkpoint_digest"] for place in ("earlier-2/step-6", "step-0")]
+    assert digests[0] == digests[1] and (out / "step-9").is_dir()
+
+
+def test_wrong_names_and_weights_in_parts_are_refused():
+    with pytest.raises(ri.InputError, match="there is no measure 'nonsense'"):
+        ri.PositionsCallback(prompts=PROMPTS, measures=["nonsense"])
     model = decoder()
     model.model.norm.weight = torch.nn.Parameter(torch.empty(0))
     with pytest.raises(ri.InputError, match="weight is spread over processes"):

@@ -65,9 +65,9 @@ def test_hooks_on_the_bridge_take_part_and_are_gone_after(bridge, reversal):
 
 
 def test_a_model_knows_its_task_and_other_tasks_are_asked_for_by_name(bridge):
-    assert task_of(bridge).options() == make_task("reversal").options()
-    assert task_of(bridge, longest_test=40).options()["longest_test"] == 40
-    assert task_of(bridge, "niah", "paper").options() == make_task("niah", "paper").options()
+    assert task_of(zoo_path("reversal/repo")).options() == make_task("reversal").options()
+    assert task_of(zoo_path("reversal/repo"), longest_test=40).options()["longest_test"] == 40
+    assert task_of(zoo_path("reversal/repo"), "niah", "paper").options() == make_task("niah", "paper").options()
     with pytest.raises(InputError, match=r"the task niah has \d+ tokens, the checkpoint 39; wanted a checkpoint trained on it"):
         ri.score(bridge, "niah")
     config = LlamaConfig(vocab_size=39, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
@@ -170,7 +170,7 @@ def test_a_failing_cell_names_the_heads_that_lose_the_needle(failing):
     mapped = scores["scores"]["score_map"]
     depth, length = next((int(d), int(n)) for d in mapped["depth"] for n in mapped["length"] if mapped.sel(depth=d, length=n) < 1)
     found = ri.explain_cell(scores, depth, length, bridge, most=2)
-    prompts = task_of(bridge, "niah").prompts(12, 0, str(length))
+    prompts = task_of(zoo_path("niah/rope"), "niah").prompts(12, 0, str(length))
     right = dict(enumerate(scores["scores"]["score"].sel(test_set=str(length)).values >= 1))
     here = [number for number, one in enumerate(prompts) if round(one.attributes["depth"], -1) == depth and not right[number]]
     assert found.attrs["failing"] == len(here) > 0 and found.attrs["passing"] >= 5

@@ -2,6 +2,7 @@
 says where.
 """
 
+import copy
 import hashlib
 import json
 import zipfile
@@ -9,7 +10,7 @@ import zipfile
 import pytest
 from task_tokenizers import FAMILIES, tokenizer
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, Note
 from repo_interp.tasks import Prompt, digest, niah, prompt_from_text, read_prompts, write_prompts
 
 TEXT = "The grass is green. One of the special magic numbers for naïve-café is: 7654321. What is it? 7654321"
@@ -243,11 +244,104 @@ def test_a_log_of_inspect_is_read_as_prompts(tmp_path, form):
             archive.writestr("header.json", json.dumps({"eval": INSPECT["eval"]}))
             for number, sample in enumerate(INSPECT["samples"], start=1):
                 archive.writestr(f"samples/{number}_epoch_1.json", json.dumps(sample))
-    one, two = read_prompts(file, tokenizer("byte_level_bpe"))
-    assert one.text == f"{ROME} 4711" and two.text == f"Answer shortly.\n\n{ROME} 4711"
+    with pytest.warns(Note, match="the log holds messages, not the text that the model read; .*; left out: nothing"):
+        one, two = read_prompts(file, tokenizer("byte_level_bpe"))
+    # as inspect-ai's provider `hf` writes them for a tokenizer without a chat template
+    assert one.text == f"user: {ROME}\n 4711" and two.text == f"system: Answer shortly.\nuser: {ROME}\n 4711"
     assert [texts_of(prompt, prompt.generated).strip() for prompt in (one, two)] == ["4711", "4711"]
     assert texts_of(one, one.spans["needle"]).strip() == "4711" and texts_of(two, two.spans["needle"]).strip() == "98"
     assert two.attributes == {"id": "two", "targets": ["98", "98."], "scores": {"includes": "I"}, "epoch": 1}
+
+
+@pytest.fixture
+def chat_tokenizer():
+    """One with a chat template, which writes the BOS, as that of Llama does."""
+    ours = copy.deepcopy(tokenizer("byte_level_bpe"))
+    ours.chat_template = (
+        "{{ bos_token }}{% for m in messages %}{% if m.role == 'critic' %}{{ raise_exception('no critics') }}{% endif %}"
+        "[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    return ours
+
+
+def test_messages_of_a_log_are_put_into_the_chat_template_and_what_is_left_out_is_named(tmp_path, chat_tokenizer):
+    """Found: "2+2?4", after a tool "44", no template, and reasoning and tool calls gone without a word."""
+    user, tool = {"role": "user", "content": "2+2?"}, {"role": "tool", "content": "4", "tool_call_id": "a", "function": "add"}
+    calls = {"role": "assistant", "content": "", "tool_calls": [{"id": "a", "function": "add", "arguments": {"x": 2}}]}
+    content = [{"type": "reasoning", "reasoning": "easy", "redacted": False}, {"type": "text", "text": "4"}]
+    answer = {"role": "assistant", "content": content, "source": "generate"}
+    sample = {"id": 1, "input": "2+2?", "target": "4", "messages": [user, calls, tool, answer], "output": {"completion": "4"}}
+    offered = [{"event": "model", "tools": [{"name": "add"}]}]
+
+    def read(*samples):
+        (tmp_path / "log.json").write_text(json.dumps({"eval": {}, "samples": list(samples)}))
+        return read_prompts(tmp_path / "log.json", chat_tokenizer)
+
+    with pytest.warns(Note) as warned:
+        called, thought, answered = read(
+            sample | {"events": offered},
+            sample | {"messages": [user, answer]},
+            sample | {"messages": [user, answer, {"role": "user", "content": "behind it"}], "output": {}},
+        )
+    assert called.text == "<bos>[user]2+2?[assistant][tool]4[assistant]4"
+    assert called.token_text[:2] == ("<bos>", "[") and texts_of(called, called.generated) == "4"
+    assert called.attributes["left_out"] == ["reasoning", "tool calls", "tools"]
+    assert thought.text == "<bos>[user]2+2?[assistant]4" and thought.attributes["left_out"] == ["reasoning"]
+    assert answered.generated == () and "behind it" in answered.text
+    left_out = [str(note.message).rpartition("left out: ")[2] for note in warned]
+    assert left_out == ["reasoning, tool calls, tools", "reasoning", "reasoning"]
+    with pytest.raises(InputError, match=r"log\.json, sample 0: the chat template of the tokenizer does not take the messages"):
+        read(sample | {"messages": [{"role": "critic", "content": "2+2?"}]})
+
+
+def test_a_text_that_begins_with_the_bos_gets_no_second_one(tmp_path):
+    """Found in logs of the harness with a chat template; the harness itself feeds one."""
+    known = tokenizer("byte_level_bpe")
+    plain = prompt_from_text("2+2?", {}, known)
+    (tmp_path / "samples.jsonl").write_text(json.dumps(HARNESS | {"arguments": [["<bos>2+2?", {}]], "resps": []}) + "\n")
+    written = prompt_from_text("<bos>2+2?", {"query": ((5, 9),)}, known)
+    (logged,) = read_prompts(tmp_path / "samples.jsonl", known)
+    assert plain.tokens == written.tokens == logged.tokens and plain.tokens.count(known.bos_token_id) == 1
+    assert texts_of(written, written.spans["query"]) == "2+2?" and "".join(written.token_text) == "<bos>2+2?"
+
+
+def test_samples_of_the_harness_are_read_as_they_were_fed(tmp_path):
+    file = tmp_path / "samples.jsonl"
+
+    def read(*records):
+        file.write_text("\n".join(map(json.dumps, records)) + "\n")
+        return read_prompts(file, tokenizer("byte_level_bpe"))
+
+    strict, flexible = HARNESS | {"filter": "strict"}, HARNESS | {"filter": "flexible", "exact_match": 1.0}
+    once, other = read(strict, flexible, strict | {"doc_id": 4})  # found: two filters doubled every prompt
+    assert (
+        once.attributes["scores"] == {"exact_match,strict": 0.0, "exact_match,flexible": 1.0} and other.attributes["doc_id"] == 4
+    )
+    assert len(read(HARNESS, HARNESS)) == 2  # what was logged twice is there twice
+    for target in (None, "None"):  # found: None was looked for; the harness writes it as a text
+        (none,) = read(HARNESS | {"target": target, "arguments": [["None of these? A:", {}]]})
+        assert none.spans == {} and none.answers == () and none.text == "None of these? A: 98"
+    (rolling,) = read(HARNESS | {"arguments": [[ROME]], "resps": [["-12.5"]]})  # found: its log-likelihood was its answer
+    assert rolling.text == ROME and rolling.generated == () and rolling.spans == {}
+    # found: of several inputs with one continuation (winogrande) the first was read
+    pairs = {"gen_args_0": {"arg_0": "The case", "arg_1": " is big."}, "gen_args_1": {"arg_0": "The cup", "arg_1": " is big."}}
+    inputs = HARNESS | {"target": "is big.", "arguments": pairs, "resps": [[["-9.5", "False"]], [["-3.25", "False"]]]}
+    for accuracy, text in ((1.0, "The cup is big."), (0.0, "The case is big.")):
+        (right,) = read(inputs | {"acc": accuracy})
+        assert right.text == text and texts_of(right, right.generated) == " is big."
+    more = pairs | {"gen_args_2": {"arg_0": "The hat", "arg_1": " is big."}}
+    for unknown in (inputs, inputs | {"acc": 1.0, "resps": []}, inputs | {"acc": 0.0, "arguments": more}):
+        with pytest.raises(
+            InputError, match=r"samples.jsonl, line 1: the sample has \d inputs, and nothing in it says which is right"
+        ):
+            read(unknown)
+    choices = [["Q:", " x"], ["Q:", " y"], ["", " x"], ["", " y"]]  # mutual information asks for each without its question too
+    assert [prompt.text for prompt in read(*(HARNESS | {"arguments": choices, "target": n} for n in ("1", "x")))] == [
+        "Q: y",
+        "Q: x",
+    ]
+    with pytest.raises(InputError, match="the model was given more than text"):
+        read(HARNESS | {"arguments": [["Q:", {}, {"visual": ["a picture"]}]]})
 
 
 def test_a_sample_of_the_harness_is_read_with_its_answer(tmp_path):

@@ -1,0 +1,76 @@
+"""A wrong name costs neither a model's load nor the import of torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from repo_interp.cli import main
+from repo_interp.models import load as loading
+
+WITHOUT_TORCH = """
+import contextlib, io, sys
+
+class Heavy:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "transformers"):
+            raise ImportError(f"{name} was imported")
+
+sys.meta_path.insert(0, Heavy())
+from repo_interp.cli import main
+
+for command in sys.stdin.read().splitlines():
+    print(main(command.split()), flush=True)
+"""
+NAMES = {
+    "analyze --task few_shot": "there is no task 'few_shot'; there are ruler, reversal, niah,",
+    "analyze --measures nonsense": "there is no measure 'nonsense'",
+    "analyze --experiments nonsense": "there is no experiment 'nonsense'",
+    "analyze niah/nonsense": "no checkpoint 'niah/nonsense' is installed",
+    "explore --against niah/nonsense": "no checkpoint 'niah/nonsense' is installed",
+    "fetch nonsense": "there is no packaged model 'nonsense'",
+    "figures nonsense": "there are no figures of 'nonsense'",
+    "figures hope --checkpoint a=niah/nonsense": "no checkpoint 'niah/nonsense' is installed",
+    "figures hope --formats nonsense": "wanted some of png,svg,pdf,nc",
+    "score niah/repo nonsense": "there is no task 'nonsense'; there are ruler, reversal, niah,",
+    "score niah/repo --scaling nonsense:2": "scaling 'nonsense:2' is unknown",
+    "score niah/repo ruler --set variant=nonsense": "wanted one of single_1,",
+    "score niah/repo ruler --set nonsense=1": "ruler has no option 'nonsense'",
+    "train nonsense": "there is no task 'nonsense'",
+    "train reversal --task-size nonsense": "wanted a size, one of small, paper",
+    "train reversal --scheme nonsense": "unknown position scheme 'nonsense'",
+    "train reversal --continue-from niah/nonsense": "no checkpoint 'niah/nonsense' is installed",
+    "verify niah/repo --dtype nonsense": "invalid choice: 'nonsense'",
+    "zoo list nonsense": "no checkpoint nonsense is installed",
+    "zoo plan nonsense": "the zoo has no 'nonsense'",
+    "zoo train nonsense": "the zoo has no 'nonsense'",
+}
+
+
+def test_wrong_names_are_refused_before_torch_is_imported(tmp_path):
+    """Found: refused after 12 to 20 seconds."""
+    given = "\n".join(NAMES)
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], input=given, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.split() == ["2"] * len(NAMES), done.stderr
+    for line, (command, said) in zip(done.stderr.splitlines(), NAMES.items(), strict=True):
+        assert line.startswith(f"repo-interp {command.split()[0]}: ") and said in line, (command, line)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("analyze niah/repo --set nonsense.x=1", "there is no measure 'nonsense'"),
+        ("analyze niah/repo --set effects.kinds=nonsense", "effects.kinds=nonsense: wanted some of linearised,"),
+        ("analyze niah/repo --set patterns.nonsense=1", "patterns has no option 'nonsense'"),
+        ("score niah/repo --test-sets nonsense", "wanted a test set named by the number of tokens, got 'nonsense'"),
+        ("score niah/repo --task-size nonsense", "task niah: wanted a size, one of small"),
+        ("score niah/repo --set nonsense=1", "task niah has no option 'nonsense'"),
+    ],
+)
+def test_names_inside_a_measure_or_a_task_are_refused_before_a_model_is_loaded(command, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delattr(loading, "load_model")
+    assert main(command.split()) == 2
+    assert said in capsys.readouterr().err
