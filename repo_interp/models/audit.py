@@ -157,8 +157,7 @@ def _expected(model: Any, stock: Any) -> _Expected:
         return _Expected(float(of_layer["rope_theta"]) ** -exponents, 1.0)
     frequencies, length = ROPE_INIT_FUNCTIONS[name](config, torch.device("cpu"), layer_type=kind)
     if source is not None:
-        given = source.tables(torch.zeros(1, 1, 1), torch.tensor([[0]]))
-        length = lengthening(replica(stock), given, source, float(length))
+        length = lengthening(replica(stock), source, float(length))
     return _Expected(frequencies.double(), float(length))
 
 

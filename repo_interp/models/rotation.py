@@ -120,9 +120,8 @@ class Source:
 def rotary_of(decoder: nn.Module, theta: float | None = None) -> Any:
     """The module that makes a decoder's tables: of several, the one with the base `theta`; None where there is none."""
     # `dir` of every module would take longer than measuring the rotation.
-    found: Iterator[Any] = (
-        part for part in decoder.modules() if any(name.endswith("inv_freq") for name in (*part._buffers, *vars(part)))
-    )
+    parts: Iterator[Any] = decoder.modules()
+    found = (part for part in parts if any(name.endswith("inv_freq") for name in (*part._buffers, *vars(part))))
     if theta is None:
         return next(found, None)
     # Granite's own base has a module twice, and the first one is not used.
@@ -176,7 +175,7 @@ def _measured(stock: Any, source: Source | None) -> Rotation:
         if not isinstance(given, Tensor | tuple | list):
             raise InputError(f"{name} is given tables by layer type, which is not supported")
         frequencies, scaling = source.frequencies(fresh=True)
-        scaling = lengthening(copied, given, source, scaling)
+        scaling = lengthening(copied, source, scaling)
         unscaled = _unscaled(source, len(frequencies))
         # One angle per frequency, so that both entries of a pair turn by the same: what keeps norms, as rotation does, is then unchanged.
         tables, entries = _turning(copied, given, _column_order(source, frequencies, _columns(given)))
@@ -306,8 +305,8 @@ def identity(given: Any) -> Any:
     return torch.ones_like(given[0]), torch.zeros_like(given[1])
 
 
-def lengthening(copied: Any, given: Any, source: Source, factor: float) -> float:
-    """Factor by which rotation lengthens what a replica turns by tables like `given`, whose rotary module states `factor`.
+def lengthening(copied: Any, source: Source, factor: float) -> float:
+    """Factor by which rotation lengthens what a replica turns by tables of `source`, whose rotary module states `factor`.
 
     1 where a norm follows that undoes it. Raises InputError where the norm is of heads of which a part turns, and for two factors.
     """
@@ -320,9 +319,10 @@ def lengthening(copied: Any, given: Any, source: Source, factor: float) -> float
             )
     if factor == 1.0:
         return factor
-    plain = identity(given[:, :1] if isinstance(given, Tensor) else [table[:, :1] for table in given])
-    longer = plain * factor if isinstance(plain, Tensor) else (plain[0] * factor, plain[1])
     hidden = _hidden_states(copied)
+    with torch.no_grad():
+        plain = identity(source.tables(hidden, torch.arange(_TOKENS)[None]))
+    longer = plain * factor if isinstance(plain, Tensor) else (plain[0] * factor, plain[1])
     before, after = (passed_queries(copied, hidden, by)[0].flatten(0, 1).norm(dim=0) for by in (plain, longer))
     kept, undone = ((after / before - each).abs() < 1e-3 for each in (factor, 1.0))
     if not bool((kept | undone).all()):
@@ -345,7 +345,8 @@ def passed_queries(copied: Any, hidden: Tensor, tables: Any) -> Float[Tensor, "1
 
 def turning_pairs(copied: Any, given: Any) -> list[tuple[int, int]]:
     """First and second entry of every pair that a replica turns by tables like `given`, in the order of first entries."""
-    one = given[:, :1] if isinstance(given, Tensor) else tuple(table[:, :1] for table in given)
+    one, *more = (table[:, :1].expand(-1, _TOKENS, -1) for table in ([given] if isinstance(given, Tensor) else given))
+    one = (one, *more) if more else one
     return [(first, second) for first, second, _ in _turning(copied, one, torch.arange(_columns(given)))[1]]
 
 
