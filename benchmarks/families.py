@@ -9,6 +9,8 @@ Each family is built with tiny random weights in a process of its own, and tried
     experiments    the atlas, and saliency of learned positions
     bridge         a TransformerBridge with the same logits, whose hook points of attention fire
     load           written by transformers and opened by `ri.load`, the same logits
+    linear, ...    the same with every kind of scaled rotation that transformers accepts, at lengths below and above the original one:
+                   logits, and each layer's output
 
 Without names, all are tried and docs/families.md is written.
 """
@@ -18,6 +20,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -37,27 +40,40 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 SIZES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 LISTS = ("layer_types", "mlp_layer_types", "no_rope_layers")
-SECONDS = 60
+SECONDS = 180
 COLUMNS = ("logits", "attention", "generation", "interventions", "experiments", "bridge", "load")
-GOOD = ("yes", "no positions", "yes (ours)")
+ORIGINAL = 16
+"""Tokens before a rotation is scaled."""
+SCALINGS: dict[str, dict[str, Any]] = {
+    "linear": {"factor": 4.0},
+    "dynamic": {"factor": 4.0},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": ORIGINAL},
+    "longrope": {"factor": 4.0, "original_max_position_embeddings": ORIGINAL},
+    "llama3": {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": ORIGINAL},
+}
+KEPT = ("rope_theta", "partial_rotary_factor", "llama_4_scaling_beta", "mrope_section", "mrope_interleaved")
+"""Parameters of a rotation that do not scale it."""
+GOOD = ("yes", "no positions", "yes (ours)", "none")
+REFUSED, UNKNOWN = "refused: ", "transformers: "
+"""How the reason begins why a scaling is not tried: because `ri.load` refuses it, or because the stock model does not run with it."""
 HOOKS = ("hook_q", "hook_k", "hook_v", "hook_rot_q", "hook_rot_k", "hook_attn_scores", "hook_pattern", "hook_z")
 PAGE = Path(__file__).parents[1] / "docs" / "families.md"
 INTRODUCTION = Path(__file__).with_name("families_introduction.md").read_text(encoding="utf-8").rstrip("\n")
 
 
-def small_configuration(family: str) -> Any:
-    """A configuration of `family` with small sizes."""
+def small_configuration(family: str, **changes: Any) -> Any:
+    """A configuration of `family` with small sizes, and with `changes` where it has such fields."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     kind = CONFIG_MAPPING[family]
     default = kind()
-    sizes = SIZES["every"] | (SIZES["latent"] if hasattr(default, "qk_rope_head_dim") else {})
+    sizes = SIZES["every"] | (SIZES["latent"] if hasattr(default, "qk_rope_head_dim") else {}) | changes
     small = {name: value for name, value in sizes.items() if _settable(default, name, value)}
     for name in LISTS:
         named = getattr(default, name, None)
         if isinstance(named, list | tuple) and _settable(default, name, named):
             small[name] = _varied(list(named))
-    return kind(**small | SIZES["family"].get(family, {}))
+    return kind(**small | SIZES["family"].get(family, {}) | {name: value for name, value in changes.items() if name in small})
 
 
 def _settable(default: Any, name: str, value: Any) -> bool:
@@ -76,13 +92,44 @@ def _varied(named: list[Any]) -> list[Any]:
     return [*kinds, *named[: 4 - len(kinds)]][:4] if len(kinds) < 4 else kinds[:4]
 
 
-def small_model(family: str) -> Any:
-    """A tiny random model of `family`, in which positions matter."""
+def scaled_configuration(family: str, scaling: str) -> Any:
+    """A small configuration of `family` with a scaled rotation in every kind of layer; None where it states no rotation."""
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    from repo_interp.models.rotation import rotary_of
+
+    changes: dict[str, Any] = {"original_max_position_embeddings": ORIGINAL}
+    changes |= {"max_position_embeddings": ORIGINAL if scaling == "dynamic" else 4 * ORIGINAL}
+    stated = getattr(small_configuration(family, **changes), "rope_parameters", None)
+    if not stated:
+        return None
+    with init_empty_weights(include_buffers=False):
+        rotary = rotary_of(AutoModelForCausalLM.from_config(small_configuration(family)))
+
+    def scaled(parameters: Any, prefix: str) -> Any:
+        buffer = getattr(rotary, f"{prefix}inv_freq", None)
+        if buffer is None or parameters["rope_type"] == "proportional":  # not rotated, or scaled otherwise (Gemma 4)
+            return parameters
+        kept = {name: value for name, value in parameters.items() if name in KEPT}
+        if scaling == "longrope":
+            pairs = range(len(buffer))
+            kept |= {"short_factor": [1.0 + 0.1 * r for r in pairs], "long_factor": [1.5 + 0.2 * r for r in pairs]}
+        return kept | {"rope_type": scaling} | SCALINGS[scaling] | SIZES["rope"].get(family, {})
+
+    if any(isinstance(value, dict) for value in stated.values()):
+        by_type = {kind: scaled(value, f"{kind}_") for kind, value in stated.items()}
+        return small_configuration(family, **changes, rope_parameters=by_type)
+    return small_configuration(family, **changes, rope_parameters=scaled(stated, ""))
+
+
+def small_model(family: str, config: Any = None) -> Any:
+    """A tiny random model of `family` (of `config`), in which positions matter."""
     import torch
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
-    config = small_configuration(family)
+    config = config or small_configuration(family)
     config.initializer_range = 0.15
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
@@ -90,6 +137,42 @@ def small_model(family: str) -> Any:
             if parameter.ndim == 1 and "norm" in name:
                 parameter.add_(0.2 * torch.randn_like(parameter))
     return model.eval()
+
+
+def scaled(family: str, scaling: str) -> str:
+    """Whether `family` opens with a scaled rotation, with the stock model's logits: "yes", a number, or the reason why not."""
+    import torch
+
+    import repo_interp as ri
+    from repo_interp.errors import InputError
+    from repo_interp.models.outputs import parity_errors
+
+    tokens = torch.randint(3, 120, (1, 3 * ORIGINAL), generator=torch.Generator().manual_seed(1))
+    lengths = (ORIGINAL - 4, 3 * ORIGINAL)
+    try:
+        config = scaled_configuration(family, scaling)
+        if config is None:
+            return "none"
+        stock = small_model(family, config)
+        with torch.no_grad():
+            expected = [stock(tokens[:, :length], use_cache=False).logits for length in lengths]
+    except Exception as error:
+        first = re.split(r": \{|\. [A-Z]", " ".join(str(error).split()))[0]  # without sets, whose order changes
+        return f"{UNKNOWN}{type(error).__name__}: {first.strip(chr(34))}"
+    errors = []
+    with tempfile.TemporaryDirectory() as directory, torch.no_grad():
+        try:
+            stock.save_pretrained(directory)
+            model = ri.load(directory)
+            for length, logits in zip(lengths, expected, strict=True):
+                given = model(tokens[:, :length])
+                errors.append(float((given - logits).abs().max() / logits.abs().max()))
+                errors.append(max(parity_errors(model, tokens[:, :length])) / 2)
+        except InputError as error:
+            return f"{REFUSED}{' '.join(str(error).replace(f'{directory}/', '').split())}"
+        except Exception as error:
+            return f"{type(error).__name__}: {' '.join(str(error).split())[:140]}"
+    return "yes" if max(errors) <= 1e-5 else f"{max(errors):.1e}"
 
 
 def tried(family: str, columns: Collection[str] = COLUMNS) -> dict[str, str]:
@@ -213,7 +296,7 @@ def _child(family: str) -> dict[str, str]:
     signal.alarm(SECONDS)
     warnings.filterwarnings("ignore")
     try:
-        return tried(family)
+        return tried(family) | {scaling: scaled(family, scaling) for scaling in SCALINGS}
     except InputError as error:
         return {"refused": " ".join(str(error).split())}
     except Exception as error:
@@ -223,14 +306,26 @@ def _child(family: str) -> dict[str, str]:
 def page(rows: dict[str, dict[str, str]], version: str) -> str:
     """docs/families.md."""
     opened = [{"family": family, **row} for family, row in rows.items() if "refused" not in row]
-    whole = [row for row in opened if all(row[column] in GOOD for column in COLUMNS)]
-    counts = ", ".join(f"{sum(row[column].startswith('yes') for row in opened)} {column}" for column in COLUMNS)
+    columns = (*COLUMNS, *SCALINGS)
+    whole = [row for row in opened if all(row[column] in GOOD or row[column].startswith(UNKNOWN) for column in columns)]
+    counts = ", ".join(f"{sum(row[column].startswith('yes') for row in opened)} {column}" for column in columns)
+    not_tried: dict[tuple[str, str], list[str]] = {}
+    for row in opened:
+        for scaling in SCALINGS:
+            if row[scaling].startswith((REFUSED, UNKNOWN)):
+                not_tried.setdefault((row["family"], row[scaling].replace("|", "/")), []).append(scaling)
+                row[scaling] = row[scaling].partition(":")[0]
+    unscaled = [(family, ", ".join(scalings), reason) for (family, reason), scalings in not_tried.items()]
     # The message of a refusal without what the table says already.
     said = {family: f"model_type {family!r} cannot be opened: " for family, row in rows.items() if "refused" in row}
     reasons = [(family, rows[family]["refused"].removeprefix(known).replace("|", "/")) for family, known in said.items()]
     parts = [
-        INTRODUCTION.format(version=version, all=len(rows), opened=len(opened), whole=len(whole), counts=counts),
-        markdown(pandas.DataFrame(opened, columns=["family", "layers", "positions", *COLUMNS])),
+        INTRODUCTION.format(
+            version=version, all=len(rows), opened=len(opened), whole=len(whole), counts=counts, original=ORIGINAL
+        ),
+        markdown(pandas.DataFrame(opened, columns=["family", "layers", "positions", *columns])),
+        "## Scaled rotations that are not tried",
+        markdown(pandas.DataFrame(unscaled, columns=["family", "rotation", "reason"])),
         "## Refused",
         markdown(pandas.DataFrame(reasons, columns=["family", "reason"])),
     ]

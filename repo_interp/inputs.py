@@ -67,7 +67,8 @@ class AttentionInputs:
     """One row per head, per key-value head, or one for all; None where the scheme has no positions (NoPE)."""
     frequencies: Float[Tensor, "component"] | None
     """theta_r of the rotation, None where nothing is rotated (NoPE, additive schemes)."""
-    attention_scaling: float
+    attention_scaling: float | Float[Tensor, "component"]
+    """Factor of queries and keys by rotation (YaRN's): a number, or one for each pair."""
     logit_scale: float
     valid: Bool[Tensor, "prompt token"]
     prompts: Int[Tensor, "prompt"]
@@ -105,6 +106,14 @@ class AttentionInputs:
     def is_bilinear(self) -> bool:
         """Whether logits are a dot product of a query's and a key's features and nothing else."""
         return self.softcap is None and self.position_logits is None
+
+    @property
+    def pair_scaling(self) -> Float[Tensor, "component"]:
+        """Factor of each pair's product of query and key, float64: attention_scaling^2; 1 where nothing is rotated."""
+        pairs = torch.ones(self.queries.shape[-1] // 2, dtype=torch.float64, device=self.queries.device)
+        if self.frequencies is None or self.positions is None:
+            return pairs
+        return pairs * torch.as_tensor(self.attention_scaling, dtype=pairs.dtype, device=pairs.device) ** 2
 
     @property
     def head_positions(self) -> Float[Tensor, "prompt head token"] | None:

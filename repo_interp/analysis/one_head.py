@@ -94,9 +94,7 @@ def explain_logit(bridge: nn.Module, prompt: Prompts, layer: int, head: int, que
         raise InputError(f"token {query} does not see token {key}: it sees itself and earlier tokens{window}")
     logit = float(inputs.logits(rows)[0, 0, 0, key])
     turned = _pairs(inputs.rotated_queries[0, 0, query], inputs.rotated_keys[0, 0, key]) * inputs.logit_scale
-    rotates = inputs.positions is not None and inputs.frequencies is not None
-    scaling = inputs.logit_scale * (inputs.attention_scaling**2 if rotates else 1.0)
-    still = _pairs(inputs.queries[0, 0, query], inputs.keys[0, 0, key]) * scaling
+    still = _pairs(inputs.queries[0, 0, query], inputs.keys[0, 0, key]) * (inputs.logit_scale * inputs.pair_scaling)
     frequencies, angles = torch.zeros_like(still), torch.zeros_like(still)
     if inputs.positions is not None and inputs.frequencies is not None:
         frequencies = inputs.frequencies.to(still)

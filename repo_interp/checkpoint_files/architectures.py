@@ -137,6 +137,8 @@ def native_layout(config: Any) -> tuple[str, ...]:
         rotates = [kind != "full_attention" for kind in kinds]
     parameters = getattr(config, "rope_parameters", None) or {}
     rotates = [turns and parameters.get(kind, {}) is not None for turns, kind in zip(rotates, kinds, strict=True)]
+    if thetas := getattr(config, "layer_rope_theta", None):  # Granite
+        rotates = [turns and theta != 0 for turns, theta in zip(rotates, thetas, strict=True)]
     if (attending := getattr(config, "attn_layer_indices", None)) is not None:  # Bamba
         kinds = ["attention" if layer in attending else "mamba" for layer in range(layers)]
     attends = [kind not in _WITHOUT_ATTENTION_TYPES for kind in kinds]

@@ -82,7 +82,8 @@ class Rope(_Stated):
             raise ValueError(f"rope_type is {self.rope_type!r} and type {self.type!r}; leave one of them out")
         kind = self.rope_type or self.type or "default"
         given = (self.model_extra or {}).keys() | self.model_fields_set
-        unknown = sorted(given - set(ROPE_KEYS.get(kind, given)), key=lambda key: (key in Rope.model_fields, key))
+        known = {*ROPE_KEYS.get(kind, given), "llama_4_scaling_beta"}  # Ministral 3 reads it whatever the kind
+        unknown = sorted(given - known, key=lambda key: (key in Rope.model_fields, key))
         if unknown:
             raise ValueError(f"rope_type {kind!r} has no key {shortened(unknown[0])!r}; it has {', '.join(ROPE_KEYS[kind])}")
         return self

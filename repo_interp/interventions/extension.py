@@ -275,7 +275,7 @@ def _retune(
     scaling: float,
     head: int | None = None,
 ) -> None:
-    """Rotate one head (None: all) by what `change` makes of its frequencies, with `scaling` times the attention scaling, until undone."""
+    """Rotate one head (None: all) by what `change` makes of its frequencies, their attention scaling times `scaling`."""
 
     def changed(present: Tensor) -> Tensor:
         if present.ndim == 1 and head is None:
@@ -283,9 +283,9 @@ def _retune(
         by_head = present.expand(attention.heads, 1, -1)
         return torch.stack([change(row[0]) if head in (None, number) else row[0] for number, row in enumerate(by_head)])[:, None]
 
-    factors: Any = scaling
+    factors: Any = attention.rotation.by_pair(scaling)
     if head is not None:
-        factors = torch.ones(attention.heads, 1, 1)
-        factors[head] = scaling
+        of_head, factors = factors, torch.ones(attention.heads, 1, attention.d_head // 2)
+        factors[head] = of_head
     put(undo, attention, "frequencies", changed)
     put(undo, attention, "attention_scaling", lambda present: present * factors)

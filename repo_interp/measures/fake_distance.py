@@ -149,8 +149,7 @@ def last_queries(
     """The last `number` valid queries of every prompt with the logit's scale, in float64, and which there are."""
     tokens, present = _last_tokens(inputs.valid, number)
     index = tokens[:, None, :, None].expand(-1, inputs.heads, -1, inputs.queries.shape[-1])
-    scaling = 1.0 if inputs.frequencies is None else inputs.attention_scaling**2
-    queries = inputs.queries.gather(2, index).to(torch.float64) * (inputs.logit_scale * scaling)
+    queries = inputs.queries.gather(2, index).to(torch.float64) * (inputs.logit_scale * inputs.pair_scaling.repeat(2))
     return torch.where(present[:, None, :, None], queries, 0), present
 
 

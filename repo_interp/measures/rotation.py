@@ -4,7 +4,7 @@ Component r of a query or key is a complex number (dimensions r and r + d_head/2
 adds |k_r| |q_r| cos(start angle + theta_r distance) to the logit (fig. 4, 9). Observation 1 names slow dominating
 components, without numbers; here component r is one where
 
-    prominent   query_norm key_norm >= `prominence` x their median over the head's components
+    prominent   s query_norm key_norm >= `prominence` x their median over the head's components; s = attention_scaling^2
     stable      key_deviation <= `stability` x |mean key|
     slow        max_rotation <= `slow`
     still       max_rotation <= `still`, asked where the start angle is within `near_pi` of pi (the proof's case 1)
@@ -118,13 +118,14 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
         of_component = ("layer", "head", "component")
         components = range(rotation.shape[-1])
         sums = {name: (of_component, (weight * mean).sum(0)) for name, mean in means.items()}
+        others = {"tokens": (("layer",), tokens.sum()), "scaling": (("layer", "component"), tokens.sum() * inputs.pair_scaling)}
         per_prompt = {
             "max_rotation": (("prompt", *of_component), rotation),
             "closed_form_r": (("prompt", "layer", "head"), correlation),
         }
         return Statistics(
             per_prompt=arrays(inputs, per_prompt, component=components),
-            sums=arrays(inputs, sums | {"tokens": (("layer",), tokens.sum())}, component=components),
+            sums=arrays(inputs, sums | others, component=components),
         )
 
     def reductions(self, inputs: AttentionInputs, spans: Spans) -> tuple[Reduction, ...]:
@@ -135,15 +136,15 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
         """Statistics and rotations of pairs, and the closed form of those that are slow dominating: kept with `inputs`."""
         if self not in inputs.results:
             statistics, rotation = pair_statistics(inputs), max_rotation(inputs, self.training_length)
-            chosen = self.slow_dominating(statistics, rotation)
+            chosen = self.slow_dominating(statistics, rotation, inputs.pair_scaling)
             inputs.results[self] = statistics, rotation, ClosedForm(chosen, statistics.key_mean, self.semantic)
         return inputs.results[self]
 
     def slow_dominating(
-        self, pairs: PairStatistics, rotation: Float[Tensor, "*head component"]
+        self, pairs: PairStatistics, rotation: Float[Tensor, "*head component"], scaling: Float[Tensor, "*any component"]
     ) -> Bool[Tensor, "*head component"]:
         """Whether each component is prominent, stable, slow, and still where it starts near pi."""
-        product = pairs.query_norm * pairs.key_norm
+        product = pairs.query_norm * pairs.key_norm * scaling
         prominent = product >= self.prominence * product.median(-1, keepdim=True).values
         stable = pairs.key_deviation <= self.stability * pairs.key_mean.abs()
         start = (pairs.query_mean * pairs.key_mean.conj()).angle().abs()
@@ -163,7 +164,8 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
             *(torch.from_numpy(group[name].values) for name in ("query_deviation", "key_deviation")),
         )
         rotation = rotation.transpose(*key_mean.dims)
-        slow = self.slow_dominating(pairs, torch.from_numpy(rotation.values)).numpy().astype(np.int8)
+        scaling = torch.from_numpy((sums["scaling"] / sums["tokens"]).values)[:, None]
+        slow = self.slow_dominating(pairs, torch.from_numpy(rotation.values), scaling).numpy().astype(np.int8)
         product = query_mean * key_mean.conj()
         group["start_angle"] = product.copy(data=np.angle(product.values))
         group["max_rotation"] = rotation

@@ -55,7 +55,8 @@ class SchemeParts:
     """Gives positions; None where the scheme has none."""
     frequencies: Float[Tensor, "component"] | None
     """Rotation frequencies in radians per position; None where nothing is rotated."""
-    attention_scaling: float = 1.0
+    attention_scaling: float | Float[Tensor, "component"] = 1.0
+    """Factor of queries and keys by rotation: a number, or one for each pair."""
     components: Bool[Tensor, "component"] | None = None
     """Rotary components that take part in the dot product; None: all."""
     position_logits: PositionLogits | None = None
@@ -200,7 +201,7 @@ class RepositionedAttention:
         """Take frequencies that depend on the length of a pass from the rotary module, as it has them in this pass."""
         source = self.rotation.source
         if source is not None and source.changes and self.frequencies is not None and not self.interventions:
-            live, self.attention_scaling = source.frequencies(fresh=False)
+            live, _ = source.frequencies(fresh=False)
             self.frequencies = torch.cat([live, live.new_zeros(self.d_head // 2 - len(live))])
 
     def _assign(self, hidden_states: Tensor, index: Tensor) -> Float[Tensor, "batch any token"]:

@@ -36,7 +36,16 @@ from repo_interp.checkpoint_files.architectures import native_layout, training_l
 from repo_interp.errors import InputError, warn
 from repo_interp.models.checkpoints import known, load_model
 from repo_interp.models.reposition import decoder_of, require_weights
-from repo_interp.models.rotation import Source, attention_modules, identity, passed_queries, replica, source_of, turning_pairs
+from repo_interp.models.rotation import (
+    Source,
+    attention_modules,
+    identity,
+    lengthening,
+    passed_queries,
+    replica,
+    source_of,
+    turning_pairs,
+)
 from repo_interp.positions.layouts import LEARNED
 
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.bfloat16: 1e-2, torch.float16: 1e-2}
@@ -112,7 +121,7 @@ def audit(model: Any, other: Any = None, dtype: torch.dtype = torch.float32, lon
     layers = {stock.layer_idx: stock for stock in attention_modules(decoder_of(model))}
     if not layers:
         raise InputError(f"this {config.model_type} has no attention module whose rotation could be measured")
-    expected = {layer: _expected(config, stock) for layer, stock in layers.items()}
+    expected = {layer: _expected(model, stock) for layer, stock in layers.items()}
     measured = {layer: _measured(model, stock, deltas, dtype) for layer, stock in layers.items()}
     errors = {layer: _errors(expected[layer], measured[layer], deltas) for layer in layers}
     wrong = {layer: each > _allowed(expected[layer], each.shape[1], deltas, TOLERANCE[dtype]) for layer, each in errors.items()}
@@ -127,9 +136,11 @@ def audit(model: Any, other: Any = None, dtype: torch.dtype = torch.float32, lon
     )
 
 
-def _expected(config: Any, stock: Any) -> _Expected:
-    layer = stock.layer_idx
+def _expected(model: Any, stock: Any) -> _Expected:
+    config, layer = model.config, stock.layer_idx
     none = _Expected(torch.empty(0, dtype=torch.float64), 1.0)
+    source = source_of(decoder_of(model), stock, config)
+    config = config if source is None else source.config
     parameters = getattr(config, "rope_parameters", None) or {}
     if native_layout(config)[layer] != "rope" or not parameters:
         return none
@@ -137,18 +148,17 @@ def _expected(config: Any, stock: Any) -> _Expected:
     kind = kinds[layer] if kinds and isinstance(parameters.get(kinds[layer]), dict) else None
     of_layer = parameters[kind] if kind is not None else parameters
     width = (
-        getattr(config, "qk_rope_head_dim", None)
-        or getattr(config, "head_dim", None)
-        or config.hidden_size // config.num_attention_heads
+        getattr(stock, "head_dim", None) or getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     )
-    rotated = int(width * (of_layer.get("partial_rotary_factor") or 1.0))
+    rotated = getattr(config, "qk_rope_head_dim", None) or int(width * (of_layer.get("partial_rotary_factor") or 1.0))
     name = of_layer.get("rope_type", "default")
     if name == "default":
         exponents = torch.arange(0, rotated, 2, dtype=torch.float64) / rotated
         return _Expected(float(of_layer["rope_theta"]) ** -exponents, 1.0)
     frequencies, length = ROPE_INIT_FUNCTIONS[name](config, torch.device("cpu"), layer_type=kind)
-    frequencies = frequencies.double()
-    return _Expected(frequencies[frequencies > 0], float(length))
+    if source is not None:
+        length = lengthening(replica(stock), source, float(length))
+    return _Expected(frequencies.double(), float(length))
 
 
 def _measured(model: Any, stock: Any, deltas: Sequence[int], dtype: torch.dtype) -> _Measured:

@@ -71,7 +71,7 @@ def _rotations(model: nn.Module) -> dict[str, tuple[Any, ...]]:
     return {
         f"layer {each.layer_idx}": (
             None if each.frequencies is None else _checksum(each.frequencies),
-            each.attention_scaling,
+            _checksum(torch.as_tensor(each.attention_scaling)),
             each.attends_as_built,
         )
         for each in attentions(model)

@@ -40,14 +40,15 @@ def identify(path: str | os.PathLike[str], **hub: Any) -> Checkpoint:
 
 
 def scaled_configuration(config: PretrainedConfig, rope_scaling: Mapping[str, Any]) -> PretrainedConfig:
-    """`config` with its rotation scaled otherwise; the base frequency (rope_theta) stays unless given."""
+    """`config` with its rotation scaled otherwise; what scales no frequency (rope_theta, the share of each head) stays unless given."""
     if not isinstance(rope_scaling, Mapping):
         raise InputError(f"rope_scaling is {rope_scaling!r}; wanted a table such as {{'rope_type': 'yarn', 'factor': 2.0}}")
     raw = config.to_dict()
     base = raw.get("rope_parameters") or {}
     if any(isinstance(value, Mapping) for value in base.values()):
         raise InputError(f"{config.model_type} scales each kind of layer by itself; rope_scaling cannot be exchanged for it")
-    parameters = {"rope_theta": base.get("rope_theta"), **rope_scaling}
+    kept = {name: base[name] for name in ("partial_rotary_factor", "llama_4_scaling_beta") if name in base}
+    parameters = {"rope_theta": base.get("rope_theta"), **kept, **rope_scaling}
     if "type" in parameters:
         parameters["rope_type"] = parameters.pop("type")
     if "rope_type" not in parameters:

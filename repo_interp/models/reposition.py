@@ -29,7 +29,7 @@ from repo_interp.errors import InputError, one_line
 from repo_interp.models.attention import RepositionedAttention, attached, remember_index
 from repo_interp.models.configuration import repositioned
 from repo_interp.models.own_attention import follow
-from repo_interp.models.rotation import Prober, Rotation, attention_modules, rotary_of
+from repo_interp.models.rotation import OF_TABLES, Prober, Rotation, attention_modules
 from repo_interp.models.schemes import SchemeBuilder
 from repo_interp.models.tables import TABLE, positions_in, stock_table, table_of
 from repo_interp.positions.assigners import MixedAssigner
@@ -124,11 +124,10 @@ def _rotations(model: PreTrainedModel) -> dict[Any, Rotation]:
     for stock, rotation in measured.items():
         like = turning.get(len(rotation.frequencies))
         if not rotation.rotates and like is not None:
-            taken = {"frequencies": like.frequencies, "unscaled": like.unscaled, "order": like.order, "source": like.source}
-            measured[stock] = replace(rotation, attention_scaling=like.attention_scaling, **taken)
-    rotary = rotary_of(decoder)
-    if rotary is not None and remember_index not in rotary._forward_hooks.values():
-        rotary.register_forward_hook(remember_index, with_kwargs=True)
+            measured[stock] = replace(rotation, **{name: getattr(like, name) for name in OF_TABLES})
+    for rotary in {each.source.rotary for each in measured.values() if each.source is not None}:
+        if remember_index not in rotary._forward_hooks.values():
+            rotary.register_forward_hook(remember_index, with_kwargs=True)
     return measured
 
 

@@ -32,6 +32,8 @@ from repo_interp.errors import InputError, one_line
 
 TABLES = "position_embeddings"
 """The argument in which a decoder gives its tables to an attention module: cosines and sines, or complex numbers."""
+OF_TABLES = ("frequencies", "turning", "table_scaling", "unscaled", "order", "source")
+"""Fields of a `Rotation` that a layer without rotation takes from one that rotates."""
 _RECORD = "repo_interp_record"
 _TOKENS = 5
 _CHANGING = ("dynamic", "longrope")
@@ -44,7 +46,10 @@ class Rotation:
 
     frequencies: Float[Tensor, "component"]
     """float32, radians per token; 0 for pairs that do not turn."""
-    attention_scaling: float
+    turning: int
+    """Pairs that the tables turn, whatever their frequency; they come first."""
+    table_scaling: float
+    """Factor of the tables' cosines and sines (YaRN, longrope)."""
     unscaled: Float[Tensor, "component"]
     """The frequencies before position interpolation, YaRN or the like."""
     order: Int[Tensor, "d_head"] | None
@@ -59,6 +64,18 @@ class Rotation:
     softcap: float | None
     source: Source | None
     """Where the frequencies come from; None where the model has no rotary module."""
+
+    @property
+    def attention_scaling(self) -> float | Float[Tensor, "component"]:
+        """Factor by which rotation lengthens queries and keys: `by_pair` of the tables' factor."""
+        return self.by_pair(self.table_scaling)
+
+    def by_pair(self, factor: float) -> float | Float[Tensor, "component"]:
+        """Return `factor` for pairs that the tables turn and 1 for the others; a number where all pairs have the same."""
+        pairs = len(self.frequencies)
+        if factor == 1.0 or self.turning == pairs:
+            return factor
+        return torch.where(torch.arange(pairs) < self.turning, factor, 1.0)
 
 
 @dataclass(frozen=True)
@@ -75,7 +92,7 @@ class Source:
         """Whether the frequencies depend on the length of the pass."""
         kinds = getattr(self.rotary, "rope_type", "default")
         kind = kinds.get(self.prefix.removesuffix("_"), "default") if isinstance(kinds, Mapping) else kinds
-        return kind in _CHANGING
+        return kind in _CHANGING and not _recomputed(self.rotary)
 
     @property
     def parameters(self) -> Mapping[str, Any]:
@@ -100,19 +117,24 @@ class Source:
         return getattr(module, f"{self.prefix}inv_freq").detach().float().cpu(), float(scaling)
 
 
-def rotary_of(decoder: nn.Module) -> nn.Module | None:
-    """The module that makes a decoder's tables."""
+def rotary_of(decoder: nn.Module, theta: float | None = None) -> Any:
+    """The module that makes a decoder's tables: of several, the one with the base `theta`; None where there is none."""
     # `dir` of every module would take longer than measuring the rotation.
-    return next(
-        (part for part in decoder.modules() if any(name.endswith("inv_freq") for name in (*part._buffers, *vars(part)))), None
-    )
+    parts: Iterator[Any] = decoder.modules()
+    found = (part for part in parts if any(name.endswith("inv_freq") for name in (*part._buffers, *vars(part))))
+    if theta is None:
+        return next(found, None)
+    # Granite's own base has a module twice, and the first one is not used.
+    return next((part for part in reversed(list(found)) if part.config.rope_parameters["rope_theta"] == theta), None)
 
 
 def source_of(decoder: nn.Module, stock: Any, config: Any) -> Source | None:
     """The rotary module that the tables of the attention module `stock` come from."""
-    rotary = rotary_of(decoder)
+    thetas = getattr(config, "layer_rope_theta", None)  # by layer (Granite); 0: the layer does not rotate
+    rotary = rotary_of(decoder, thetas[stock.layer_idx] if thetas else None)
     if rotary is None:
         return None
+    config = rotary.config if thetas else config
     kinds = getattr(config, "layer_types", None)
     kind = getattr(stock, "layer_type", None) or (kinds[stock.layer_idx] if kinds else None)
     prefix = f"{kind}_" if kind is not None and hasattr(rotary, f"{kind}_inv_freq") else ""
@@ -133,7 +155,7 @@ class Prober:
         plain = {name: value for name, value in vars(stock).items() if isinstance(value, int | float | str | bool | None)}
         plain.pop("layer_idx", None)
         shapes = tuple((name, tuple(parameter.shape)) for name, parameter in stock.named_parameters())
-        key = (type(stock), tuple(sorted(plain.items(), key=repr)), shapes, source and source.prefix)
+        key = (type(stock), tuple(sorted(plain.items(), key=repr)), shapes, source and (source.prefix, source.rotary))
         if key not in self.known:
             self.known[key] = _measured(stock, source)
         return self.known[key]
@@ -153,6 +175,7 @@ def _measured(stock: Any, source: Source | None) -> Rotation:
         if not isinstance(given, Tensor | tuple | list):
             raise InputError(f"{name} is given tables by layer type, which is not supported")
         frequencies, scaling = source.frequencies(fresh=True)
+        scaling = lengthening(copied, source, scaling)
         unscaled = _unscaled(source, len(frequencies))
         # One angle per frequency, so that both entries of a pair turn by the same: what keeps norms, as rotation does, is then unchanged.
         tables, entries = _turning(copied, given, _column_order(source, frequencies, _columns(given)))
@@ -180,7 +203,8 @@ def _measured(stock: Any, source: Source | None) -> Rotation:
     factor = call.get("scaling")
     return Rotation(
         frequencies=torch.cat([frequencies[chosen], still]),
-        attention_scaling=scaling,
+        turning=len(entries),
+        table_scaling=scaling,
         unscaled=torch.cat([unscaled[chosen], still]),
         order=None if torch.equal(order, torch.arange(d_head)) else order,
         rotates=bool(entries),
@@ -281,6 +305,39 @@ def identity(given: Any) -> Any:
     return torch.ones_like(given[0]), torch.zeros_like(given[1])
 
 
+def lengthening(copied: Any, source: Source, factor: float) -> float:
+    """Factor by which rotation lengthens what a replica turns by tables of `source`, whose rotary module states `factor`.
+
+    1 where a norm follows that undoes it. Raises InputError where the norm is of heads of which a part turns, and for two factors.
+    """
+    if _recomputed(source.rotary) and source.rotary.rope_type != "default":
+        factor, long = (float(source.parameters[name]) for name in ("short_mscale", "long_mscale"))
+        if factor != long:
+            raise InputError(
+                f"{type(source.rotary).__name__} scales short passes by short_mscale {factor} and long ones by long_mscale {long}; only "
+                "one value for both is supported"
+            )
+    if factor == 1.0:
+        return factor
+    hidden = _hidden_states(copied)
+    with torch.no_grad():
+        plain = identity(source.tables(hidden, torch.arange(_TOKENS)[None]))
+    longer = plain * factor if isinstance(plain, Tensor) else (plain[0] * factor, plain[1])
+    before, after = (passed_queries(copied, hidden, by)[0].flatten(0, 1).norm(dim=0) for by in (plain, longer))
+    kept, undone = ((after / before - each).abs() < 1e-3 for each in (factor, 1.0))
+    if not bool((kept | undone).all()):
+        raise InputError(
+            f"{type(copied).__name__} has a norm after the rotation of a part of each head, which an attention factor of {factor:.4g} "
+            "changes; not supported"
+        )
+    return factor if bool(kept.any()) else 1.0
+
+
+def _recomputed(rotary: nn.Module) -> bool:
+    """Whether every pass has the frequencies of a short one, and a factor by its length, as PhiMoE's."""
+    return "long_mscale" in inspect.unwrap(type(rotary).forward).__code__.co_consts
+
+
 def passed_queries(copied: Any, hidden: Tensor, tables: Any) -> Float[Tensor, "1 head token d_head"]:
     """The queries that a replica gives to attention, turned by `tables`."""
     return _passed(copied, hidden, tables)[0]
@@ -288,7 +345,8 @@ def passed_queries(copied: Any, hidden: Tensor, tables: Any) -> Float[Tensor, "1
 
 def turning_pairs(copied: Any, given: Any) -> list[tuple[int, int]]:
     """First and second entry of every pair that a replica turns by tables like `given`, in the order of first entries."""
-    one = given[:, :1] if isinstance(given, Tensor) else tuple(table[:, :1] for table in given)
+    one, *more = (table[:, :1].expand(-1, _TOKENS, -1) for table in ([given] if isinstance(given, Tensor) else given))
+    one = (one, *more) if more else one
     return [(first, second) for first, second, _ in _turning(copied, one, torch.arange(_columns(given)))[1]]
 
 

@@ -4,7 +4,7 @@
 
 x_r, x_r' are dimensions r and r + d_head/2 of a head (half-split pairs, component r = 0 the fastest), theta_r is the component's
 frequency in radians per position, z the token's position: its index for RoPE, the output of f_phi for RePo. Cosines and sines are
-scaled by `attention_scaling` (YaRN's), so logits are scaled by its square.
+scaled by `attention_scaling` (YaRN's), so logits are scaled by its square. Where a part of a head is rotated, it is 1 for other pairs.
 
 Knows nothing about how positions were assigned, nor about models. Tables have d_head/2 columns, never d_head.
 """
@@ -20,7 +20,7 @@ def rotate(
     features: Float[Tensor, "... token d_head"],
     positions: Float[Tensor, "... token"],
     frequencies: Float[Tensor, "component"],
-    attention_scaling: float = 1.0,
+    attention_scaling: float | Float[Tensor, "*any component"] = 1.0,
 ) -> Float[Tensor, "... token d_head"]:
     """Rotate `features` by `positions`; leading axes broadcast. Returns the dtype of `features`.
 
@@ -44,13 +44,14 @@ def turn(
 def rotation_tables(
     positions: Float[Tensor, "... token"],
     frequencies: Float[Tensor, "component"],
-    attention_scaling: float,
+    attention_scaling: float | Float[Tensor, "*any component"],
     dtype: torch.dtype,
 ) -> tuple[Float[Tensor, "... token component"], Float[Tensor, "... token component"]]:
     """Cosines and sines of theta_r z, each times `attention_scaling`, in `dtype`."""
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     angles = positions.to(exact)[..., None] * frequencies.to(device=positions.device, dtype=exact)
-    return (angles.cos() * attention_scaling).to(dtype), (angles.sin() * attention_scaling).to(dtype)
+    scaling = attention_scaling.to(angles) if isinstance(attention_scaling, Tensor) else attention_scaling
+    return (angles.cos() * scaling).to(dtype), (angles.sin() * scaling).to(dtype)
 
 
 def expand_heads(per_head: Tensor, heads: int) -> Tensor:

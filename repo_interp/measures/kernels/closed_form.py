@@ -136,11 +136,11 @@ def _features(
     positions = inputs.positions[prompt, head // (inputs.heads // inputs.positions.shape[1])]
     frequencies = inputs.frequencies.to(component.device)[component][..., None, :]
     # f: query and mean key rotated, 2 features per component; g: query and deviation as they are, 2 more.
-    rotated_queries, rotated_mean = (
-        rotate(features, positions, frequencies, inputs.attention_scaling) for features in (queries, mean.expand_as(keys))
-    )
-    left = torch.cat([rotated_queries, queries * inputs.attention_scaling], -1)
-    right = torch.cat([rotated_mean * weight, deviation * inputs.attention_scaling * weight], -1)
+    # Both are lengthened by attention_scaling; its square stands at the query alone.
+    scaling = inputs.pair_scaling.to(exact).repeat(2)[torch.cat([index, index], -1)][..., None, :]
+    rotated_mean = rotate(mean.expand_as(keys), positions, frequencies)
+    left = torch.cat([rotate(queries, positions, frequencies), queries], -1) * scaling
+    right = torch.cat([rotated_mean * weight, deviation * weight], -1)
     return left, right
 
 

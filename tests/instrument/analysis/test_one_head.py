@@ -25,7 +25,8 @@ def partial():
         intermediate_size=48,
         num_hidden_layers=3,
         num_attention_heads=4,
-        rotary_pct=0.5,
+        max_position_embeddings=256,
+        rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "partial_rotary_factor": 0.5},
         initializer_range=0.3,
     )
     return ri.reposition(AutoModelForCausalLM.from_config(config).eval(), "rope")

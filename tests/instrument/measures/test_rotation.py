@@ -106,6 +106,13 @@ def test_turning_far_matters_near_pi_only():
     assert measured(near_pi, near_pi=0.0)["slow_dominating"].isel(component=3).min() == 1
 
 
+def test_what_rotation_lengthens_is_more_prominent_and_what_does_not_turn_is_not_lengthened():
+    inputs = planted()
+    for scaling, found in ((20.0, 1), (torch.tensor([20.0, 20.0, 20.0, 1.0]), 0)):
+        group = measured(replace(inputs, attention_scaling=scaling))
+        assert (group["slow_dominating"].isel(component=3) == found).all()
+
+
 def test_learned_positions_that_barely_move_make_a_fast_component_slow():
     moving = planted(scheme="repo", frequency=1.0)
     still = replace(moving, positions=0.01 * moving.positions)
@@ -129,8 +136,9 @@ def closed_form(inputs, chosen, semantic):
             rest = rest.abs() * mean / mean.abs()
         positions = inputs.head_positions[prompt, head].double()
         angle = (positions[:, None] - positions)[..., None] * inputs.frequencies.double()[some]
+        lengthened = torch.as_tensor(inputs.attention_scaling).double().expand(len(some))[some] ** 2
         turned = torch.polar(torch.ones_like(angle), angle)
-        q = query[prompt, head][:, None, some]
+        q = query[prompt, head][:, None, some] * lengthened
         approximate = (q * (mean.conj() * turned + rest.conj())).sum(-1).real
         correlation[prompt, head] = np.corrcoef(logits[prompt, head][mask], approximate[mask])[0, 1]
     return correlation
@@ -147,7 +155,7 @@ def test_closed_form_written_out(kind, window, semantic):
     added = torch.randn(1, 4, 24, 24, dtype=torch.float64)
     inputs = replace(
         inputs,
-        attention_scaling=1.3,
+        attention_scaling=1.3 if kind == "plain" else torch.linspace(1.3, 1.0, 4, dtype=torch.float64),
         softcap=1.5 if kind == "softcap" else None,
         position_logits=(lambda rows: added[:, :, rows]) if kind == "bias" else None,
     )

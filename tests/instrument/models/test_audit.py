@@ -13,7 +13,7 @@ from transformers.models.cohere.modeling_cohere import apply_rotary_pos_emb as i
 from transformers.models.llama import modeling_llama
 
 import repo_interp as ri
-from benchmarks.families import small_model
+from benchmarks.families import scaled_configuration, small_model
 from repo_interp.cli import main
 from repo_interp.models.audit import distances
 
@@ -39,6 +39,14 @@ def test_a_healthy_family_has_no_finding(family):
         audited = ri.verify(model, model, dtype=dtype)
         assert audited.attrs["findings"] == ""
         assert float(audited["largest_error"].max()) < 1e-2
+
+
+@pytest.mark.parametrize(
+    ("family", "scaling"), [("granite_swa", "linear"), ("gemma4_text", "yarn"), ("llama4_text", "yarn"), ("lfm3", "llama3")]
+)
+def test_a_healthy_scaled_family_has_no_finding(family, scaling):
+    """Bases by layer; columns of frequency 0; a norm that undoes YaRN's factor."""
+    assert not findings(small_model(family, scaled_configuration(family, scaling)), longest=64)
 
 
 def test_a_share_of_a_head_that_the_class_ignores_is_found():

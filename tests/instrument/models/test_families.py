@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import copy
+from contextlib import ExitStack
 
+import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM
 
 import repo_interp as ri
-from benchmarks.families import COLUMNS, GOOD, page, small_configuration, small_model, tried
+from benchmarks.families import (
+    COLUMNS,
+    GOOD,
+    SCALINGS,
+    page,
+    scaled,
+    scaled_configuration,
+    small_configuration,
+    small_model,
+    tried,
+)
+from repo_interp.models.checkpoints import load_model
 from repo_interp.models.reposition import attentions, longest_prompt, with_layout
 
 DIFFERENT = (
@@ -53,6 +66,55 @@ def test_a_family_is_observed_as_the_table_says(family):
     columns = [column for column in COLUMNS if column != "experiments" or family in EXPERIMENTED]
     row = tried(family, columns)
     assert {column: row[column] for column in columns if row[column] not in GOOD} == {}
+
+
+@pytest.mark.parametrize(
+    ("family", "scaling"),
+    [
+        *(("stablelm", "yarn"), ("glm4", "yarn"), ("deepseek_v3", "yarn"), ("qwen3_next", "llama3"), ("gpt_neox", "dynamic")),
+        *(
+            ("phi3", "longrope"),
+            ("phimoe", "longrope"),
+            ("nanochat", "longrope"),
+            ("llama4_text", "yarn"),
+            ("granite_swa", "dynamic"),
+        ),
+        *(("gemma4_text", "yarn"), ("ministral3", "linear")),
+    ],
+)
+def test_a_scaled_rotation_gives_the_stock_logits(family, scaling):
+    """Partly rotated heads; factors by length; norms that undo a factor; rotary modules by layer; columns of frequency 0."""
+    assert scaled(family, scaling) == "yes"
+
+
+@pytest.mark.parametrize("family", ["glm4", "gpt_neox", "llama"])
+def test_scaling_on_loading_and_by_an_intervention_is_that_of_the_stock_model(family, tmp_path):
+    """As `rope_scaling` of `load_model`, and `rescaled`, in all layers: a part of each head turns."""
+    config = small_configuration(family)
+    config.rope_parameters["partial_rotary_factor"] = 0.25 if family != "llama" else 1.0
+    small_model(family, config).save_pretrained(tmp_path)
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": config.max_position_embeddings}
+    config.rope_parameters |= scaling
+    stock = small_model(family, config)
+    with torch.no_grad():
+        expected = stock(TOKENS, use_cache=False).logits
+        assert_close(load_model(tmp_path, rope_scaling=scaling)(TOKENS).logits, expected, rtol=1e-5, atol=1e-5)
+        model = load_model(tmp_path)
+        with ExitStack() as lasting:
+            for layer in range(config.num_hidden_layers):
+                lasting.enter_context(ri.interventions.rescaled(model, layer, yarn=4.0))
+            assert_close(model(TOKENS).logits, expected, rtol=1e-4, atol=1e-4)
+        with ExitStack() as lasting:
+            for layer, head in np.ndindex(config.num_hidden_layers, config.num_attention_heads):
+                lasting.enter_context(ri.interventions.rescaled(model, layer, head, yarn=4.0))
+            assert_close(model(TOKENS).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_two_factors_by_the_length_of_a_pass_are_refused():
+    config = scaled_configuration("phimoe", "longrope")
+    config.rope_parameters["long_mscale"] = 1.5
+    with pytest.raises(ri.InputError, match=r"short passes by short_mscale 1.2 and long ones by long_mscale 1.5; only one value"):
+        with_layout(small_model("phimoe", config), None)
 
 
 @pytest.mark.parametrize(("family", "options"), CACHED.items(), ids=CACHED)
@@ -139,6 +201,8 @@ def test_a_refusal_names_the_reason_and_what_is_supported():
     config = small_configuration("gpt_neo")
     with pytest.raises(ri.InputError, match="GPTNeoAttention does not call the attention functions"):
         with_layout(AutoModelForCausalLM.from_config(config), None)
-    rows = {"llama": dict.fromkeys(("layers", "positions", *COLUMNS), "yes"), "bert": {"refused": "it is an encoder"}}
+    columns = ("layers", "positions", *COLUMNS, *SCALINGS)
+    rows = {"llama": dict.fromkeys(columns, "yes") | {"yarn": "transformers: no"}, "bert": {"refused": "it is an encoder"}}
     written = page(rows, "5.23.0")
-    assert "| llama |" in written and "| bert | it is an encoder |" in written and "Of 2 families 1 open" in written
+    assert "| llama |" in written and "| bert | it is an encoder |" in written and "Of 2 families 1 open, and 1 of" in written
+    assert "| llama | yarn | transformers: no |" in written

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from accelerate import init_empty_weights
@@ -79,6 +81,15 @@ def test_frequencies_that_depend_on_the_length_are_those_of_the_pass(kind):
         with_layout(model, None)
         for tokens, logits in zip((short, long, short), expected, strict=True):
             assert_close(model(tokens, use_cache=False).logits, logits, rtol=1e-5, atol=1e-5)
+
+
+def test_what_the_tables_turn_has_the_attention_factor_whatever_its_frequency_and_nothing_else():
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "attention_factor": 1.5, "partial_rotary_factor": 0.5}
+    rotation = measured(GPTNeoXConfig(**{**TINY, "rope_parameters": yarn}))
+    for each in (rotation, replace(rotation, frequencies=0 * rotation.frequencies)):
+        assert_close(each.attention_scaling, torch.tensor([1.5, 1.5, 1.0, 1.0]))
+    whole = replace(rotation, frequencies=rotation.frequencies[:2])
+    assert whole.attention_scaling == 1.5
 
 
 def test_heads_can_rotate_by_frequencies_of_their_own():
