@@ -25,6 +25,8 @@ class SideBySide:
     prompts: int = 1024
     tokens: int = 1 << 62
     """With the padding."""
+    padding: int = 1 << 62
+    """By how many tokens a prompt may be shorter than the first of its batch, or longer."""
 
     def __post_init__(self) -> None:
         """Raises InputError where no prompt would go through."""
@@ -61,7 +63,8 @@ def batches(order: Sequence[int], lengths: Sequence[int], size: BatchSize) -> li
     cut: list[list[int]] = []
     for number in order:
         longest = max(longest, lengths[number])
-        if cut and len(cut[-1]) < most.of_length(longest):
+        alike = bool(cut) and abs(lengths[number] - lengths[cut[-1][0]]) <= most.padding
+        if alike and len(cut[-1]) < most.of_length(longest):
             cut[-1].append(number)
         else:
             cut.append([number])

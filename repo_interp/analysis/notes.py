@@ -26,7 +26,7 @@ def notes_on(bridge: nn.Module, prompts: Sequence[Prompt] = (), measures: Sequen
     """Lines about measuring `measures` of `prompts` on a repositioned model or bridge; empty where there is nothing to say."""
     schemes, trained, notes = layout(bridge), length_trained(bridge), []
     if changed := changes(bridge):
-        notes.append(f"the model is not as it was loaded ({changed}): what is measured is what it computes now")
+        notes.append(f"the model is not as it was loaded or configured ({changed}): what is measured is what it computes now")
     rounded = rounded_positions(bridge)
     if rounded is not None:
         notes.append(rounded)
@@ -40,6 +40,12 @@ def notes_on(bridge: nn.Module, prompts: Sequence[Prompt] = (), measures: Sequen
     if origin is not None and origin.scaling and all(attention.frequencies is None for attention in attentions(bridge)):
         notes.append(f"scaling ({origin.scaling}) changes nothing: no layer of the layout {format_layout(schemes)} rotates")
     lengths = [len(prompt.tokens) for prompt in prompts]
+    following = next((each for each in attentions(bridge) if each.follows_length), None)
+    if following is not None and len({tuple(following.frequencies_at(length).flatten().tolist()) for length in lengths}) > 1:
+        notes.append(
+            "frequencies depend on the length of a pass, and prompts of this run have different ones: `components` gives no frequency "
+            "for all (NaN); `prompt_frequency` has those of every prompt"
+        )
     longer = sum(length > trained for length in lengths)
     if longer:
         which = "the prompt is" if len(lengths) == 1 else f"{longer} of {len(lengths)} prompts are"

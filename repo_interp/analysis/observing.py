@@ -33,7 +33,7 @@ from repo_interp.inputs import AttentionInputs, Spans, select_heads
 from repo_interp.measures.labels import Arrays, parameter_attributes
 from repo_interp.measures.statistics import STATISTICS, Measure, Statistics, checked_statistics, merge, share
 from repo_interp.models.capture import decode, observing, predictions_of
-from repo_interp.models.reposition import layout
+from repo_interp.models.reposition import batch_limits, layout
 from repo_interp.run import checked_group, read_netcdf, with_schemes, write_netcdf
 from repo_interp.store import Form, Store
 from repo_interp.tasks.prompt import Prompt
@@ -181,13 +181,13 @@ def stream(
     while some := list(itertools.islice(source, batch_size)):
         request = Request(bridge, some, measures, layers)
         chosen = request.measures
-        (batch,) = make_batches(some, batch_size, device)
-        observation = observe_batch(request, replace(batch, numbers=tuple(begun + number for number in batch.numbers)))
-        observation.faults.require_none()
-        for name, statistics in observation.statistics.items():
-            if kept := statistics.arrays["per_prompt"].values:
-                raise InputError(f"{name} keeps {', '.join(kept)} of every prompt: use analyze, or sums")
-            merged[name].add(statistics)
+        for batch in make_batches(some, batch_limits(bridge, batch_size), device):
+            observation = observe_batch(request, replace(batch, numbers=tuple(begun + number for number in batch.numbers)))
+            observation.faults.require_none()
+            for name, statistics in observation.statistics.items():
+                if kept := statistics.arrays["per_prompt"].values:
+                    raise InputError(f"{name} keeps {', '.join(kept)} of every prompt: use analyze, or sums")
+                merged[name].add(statistics)
         begun += len(some)
     if not begun:
         raise InputError("there are no prompts to measure")

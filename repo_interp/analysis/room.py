@@ -24,8 +24,8 @@ from torch import nn
 from repo_interp import processes
 from repo_interp.errors import InputError
 from repo_interp.models.feed_forward import block_of
-from repo_interp.models.reposition import attentions
-from repo_interp.side_by_side import BatchSize, SideBySide, limit
+from repo_interp.models.reposition import attentions, batch_limits
+from repo_interp.side_by_side import BatchSize, SideBySide
 
 _BYTES_PER_TOKEN = 150
 """Of a prompt: its token as a number and as text."""
@@ -44,11 +44,11 @@ _DRAWING_BYTES = 110 * 2**20
 def batch_limit(bridge: nn.Module, size: BatchSize | Literal["auto"]) -> SideBySide:
     """What goes through `bridge` side by side: `size`, or "auto" as much as is worthwhile and fits."""
     if size != "auto":
-        return limit(size)
+        return batch_limits(bridge, size)
     device = next(bridge.parameters()).device
     present = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else memory() / processes.beside()
     fitting = _SHARE * present / (2 * bytes_per_token(bridge))
-    return SideBySide(tokens=max(1, int(min(WORTHWHILE.get(device.type, WORTHWHILE["cpu"]), fitting))))
+    return batch_limits(bridge, SideBySide(tokens=max(1, int(min(WORTHWHILE.get(device.type, WORTHWHILE["cpu"]), fitting)))))
 
 
 def bytes_per_token(bridge: nn.Module) -> int:

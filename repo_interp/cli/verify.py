@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("checkpoint", metavar="A", help="a directory, a hub id, a GGUF file, or the name of a zoo checkpoint")
     parser.add_argument(
-        "other", metavar="B", nargs="?", help="the same model in another form, whose rotation and queries are compared"
+        "other", metavar="B", nargs="?", help="the same model in another form, whose rotation, queries and keys are compared"
     )
     parser.add_argument(
         "--dtype",
@@ -53,6 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         ),
         highlight=False,
     )
+    console.print(f"not compared: {audited.attrs['not_compared']}", highlight=False, soft_wrap=True)
     if arguments.out is not None:
         from repo_interp.plots.audit import rotation_errors
         from repo_interp.plots.style import save_figure

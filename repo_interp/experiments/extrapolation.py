@@ -45,8 +45,9 @@ from repo_interp.interventions.extension import GLOBAL_TOKENS, Method, allowed_m
 from repo_interp.measures.labels import described_group
 from repo_interp.models.capture import decode
 from repo_interp.models.outputs import attention_outputs, layer_tensors, outputs_over_windows
-from repo_interp.models.reposition import attentions, attentions_of, layout, longest_prompt
+from repo_interp.models.reposition import attentions, attentions_of, batch_limits, layout, longest_prompt
 from repo_interp.run import with_schemes
+from repo_interp.side_by_side import batches
 from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt
 from repo_interp.tasks.task import Scoring
@@ -98,9 +99,9 @@ class _Judged:
 
         responses = []
         with context, attention_outputs(self.model, receive):
-            for start in range(0, len(prompts), self.batch_size):
-                end = min(start + self.batch_size, len(prompts))
-                numbers = sorted(range(start, end), key=lambda number: len(prompts[number].tokens))
+            lengths, limits = [len(prompt.tokens) for prompt in prompts], batch_limits(self.model, self.batch_size)
+            parts = batches(range(len(prompts)), lengths, self.batch_size)
+            for numbers in (some for part in parts for some in batches(sorted(part, key=lengths.__getitem__), lengths, limits)):
                 some = [prompts[number] for number in numbers]
                 counts[:] = [len(prompt.tokens) for prompt in some]
                 with numbered(numbers):

@@ -46,7 +46,7 @@ from repo_interp.experiments.responses import forced_responses
 from repo_interp.interventions import Shift, exchanged_keys, moved_keys
 from repo_interp.interventions.keys import has_keys_to_move
 from repo_interp.measures.labels import described_group
-from repo_interp.models.reposition import attentions, attentions_of
+from repo_interp.models.reposition import attentions, attentions_of, batch_limits
 from repo_interp.side_by_side import batches, restored
 from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt, Response
@@ -183,7 +183,7 @@ def answers_at(
 ) -> Answers:
     """The answers to `prompts` at one point, beside the undisturbed ones, `plain`. Prompts of similar length are run side by side."""
     lengths = [len(prompt.tokens) for prompt in prompts]
-    cut, found = batches(sorted(range(len(prompts)), key=lengths.__getitem__), lengths, batch_size), []
+    cut, found = batches(sorted(range(len(prompts)), key=lengths.__getitem__), lengths, batch_limits(model, batch_size)), []
     for numbers in cut:
         found.append([])
         some, context, moved = disturbed(model, [prompts[number] for number in numbers], numbers, point)

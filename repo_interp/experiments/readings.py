@@ -25,7 +25,9 @@ from repo_interp.experiments.attribution import attributed
 from repo_interp.experiments.position_changes import Strength, placed
 from repo_interp.experiments.responses import Question, logits_at, padded, target_logits, to_question
 from repo_interp.interventions.replacing import replaced
+from repo_interp.models.reposition import batch_limits
 from repo_interp.models.resuming import Recording, recorded, resumed
+from repo_interp.side_by_side import batches
 from repo_interp.store import Progress, Store
 from repo_interp.tasks import Prompt, Response
 from repo_interp.tasks.task import Scoring
@@ -51,8 +53,8 @@ class Measurement:
     ) -> None:
         """`points`: how many every batch will have, of which `progress` is told."""
         self.model, self.scoring, self.prompts, self.strength, self.store = model, scoring, prompts, strength, store
-        order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].tokens))
-        self.batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+        lengths = [len(prompt.tokens) for prompt in prompts]
+        self.batches = batches(sorted(range(len(prompts)), key=lengths.__getitem__), lengths, batch_limits(model, batch_size))
         self._done, self._total, self._progress = 0, points * len(self.batches), progress
 
     def screen(

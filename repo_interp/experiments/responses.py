@@ -23,7 +23,7 @@ from repo_interp.errors import InputError, NotFinitePrediction
 from repo_interp.models.capture import next_token_logits
 from repo_interp.models.generation import continue_greedily
 from repo_interp.models.padding import padded_on_the_right
-from repo_interp.models.reposition import at_rest, decoder_of
+from repo_interp.models.reposition import at_rest, batch_limits, decoder_of
 from repo_interp.side_by_side import BatchSize, batches, restored
 from repo_interp.tasks import Batch, Prompt, Response, Task
 from repo_interp.tasks.task import Scoring
@@ -70,7 +70,7 @@ def forced_responses(
 ) -> list[Response]:
     """Teacher-forced responses, one per prompt, with log-probabilities in nats."""
     order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].tokens))
-    cut, responses = batches(order, [len(prompt.tokens) for prompt in prompts], batch_size), []
+    cut, responses = batches(order, [len(prompt.tokens) for prompt in prompts], batch_limits(model, batch_size)), []
     for chosen in cut:
         question = to_question(padded([prompts[number] for number in chosen], task), next(model.parameters()).device)
         with at_rest(model), padded_on_the_right([len(prompts[number].tokens) for number in chosen]):

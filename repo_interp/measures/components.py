@@ -11,6 +11,9 @@ Layers that rotate nothing have no frequency (NaN), no bands and no rotation ang
 dimensions (r, r + d_head/2) all the same. What a scheme adds to its logits (ALiBi, KERPLE, FIRE, CoPE) belongs to the
 mean logit by distance, and is shown apart as well; it is in no component, and VAF speaks of the part that is.
 
+Prompts of one run may have different frequencies, where these depend on the length of a pass (dynamic NTK, longrope): then there is none
+for all (NaN), and `prompt_frequency` has those of every prompt.
+
 Knows nothing about models; the training length is given to it.
 """
 
@@ -38,6 +41,8 @@ from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import Tokens, TokensOrNone
 
+_SAME = 1e-10
+"""Variance of a frequency over prompts, relative to its square, that rounding may make of equal ones."""
 STILL = 0.1
 """Radians within which a component counts as unrotated."""
 
@@ -53,7 +58,9 @@ _BY_PROMPT = {
     "position_reach": ("largest difference of the positions of a seen pair", "positions"),
     "still_share": (f"share of components that no seen pair turns by more than {STILL} rad", "1"),
 }
-
+_FREQUENCIES = {
+    "prompt_frequency": ("frequency of a rotary component in a prompt, where prompts have different ones", "rad per position")
+}
 
 _SUMMARIES = {
     "frequency": ("frequency of a rotary component", "rad per position"),
@@ -97,7 +104,7 @@ class Components(Measure):
     @property
     def needs(self) -> Needs:
         """What some prompts, layers or heads lack, and ratios and correlations that are undefined, are NaN."""
-        return Needs(tokens=self.first_token + 1, nan=tuple(_BY_PROMPT))
+        return Needs(tokens=self.first_token + 1, nan=(*_BY_PROMPT, *_FREQUENCIES))
 
     @property
     def parameters(self) -> Mapping[str, Any]:
@@ -114,6 +121,7 @@ class Components(Measure):
         sums = angles | {
             "prompts": (("layer",), frequencies.new_full((), len(tokens))),
             "frequency_sum": (("layer", "component"), frequencies * len(tokens)),
+            "frequency_squares": (("layer", "component"), frequencies.square() * len(tokens)),
             "pairs": (("layer", "distance"), pair_counts(tokens, inputs.window).distance.sum(0)),
             "logit_sum": (("layer", "head", "distance"), measured.logits),
             "position_logit_sum": (("layer", "head", "distance"), position_bias_sums(inputs, tokens)),
@@ -128,6 +136,7 @@ class Components(Measure):
             by_prompt[name] = ("prompt", "layer", "head", "band" if name == "vaf_band" else "component"), values
         if self.prompts == "mean":
             return Statistics(sums=_labelled(inputs, sums | _summed(by_prompt)))
+        by_prompt["prompt_frequency"] = ("prompt", "layer", "component"), frequencies.expand(len(tokens), -1)
         each = {name: (axes, values.float()) for name, (axes, values) in by_prompt.items()}
         return Statistics(per_prompt=_labelled(inputs, each), sums=_labelled(inputs, sums))
 
@@ -143,6 +152,9 @@ class Components(Measure):
         sums = statistics.sums
         pairs = sums["pairs"].where(sums["pairs"] > 0)
         frequency = sums["frequency_sum"] / sums["prompts"]
+        variance = sums["frequency_squares"] / sums["prompts"] - frequency**2
+        differ = (variance > _SAME * frequency**2).any("component")
+        frequency = frequency.where(~differ)
         activated, low, _ = frequency_bands(torch.from_numpy(frequency.values), self.training_length).numpy()
         component, rotated = sums["component_sum"] / pairs, sums["turn_pairs"].sum("turn")
         per_head = {"head_component_by_distance": component} if self.curves == "head" else {}
@@ -159,8 +171,10 @@ class Components(Measure):
             "turn_upper": xr.DataArray([*EDGES[1:], np.inf], dims="turn", coords={"turn": list(EDGES)}),
         }
         summaries = described_group(arrays, _SUMMARIES)
-        of_prompts = described_group(statistics.per_prompt, _BY_PROMPT) if self.prompts == "each" else _averaged(sums)
-        return summaries.assign(of_prompts)
+        if self.prompts == "mean":
+            return summaries.assign(_averaged(sums))
+        names = _BY_PROMPT | (_FREQUENCIES if bool(differ.any()) else {})
+        return summaries.assign(described_group(statistics.per_prompt, names))
 
 
 def _labelled(inputs: AttentionInputs, record: Record) -> Arrays:

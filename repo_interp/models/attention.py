@@ -42,6 +42,8 @@ NAME = "repo_interp"
 """Of our attention function among those of transformers, in the configuration of a stock attention module."""
 _CACHES = ("past_key_values", "layer_past")
 """What attention modules call the cache."""
+CHANGED = "_repo_interp_changed"
+"""Where a layer keeps, by attribute, the value as built and the changes that last (`lasting.put`)."""
 _ATTACHED = "repositioned"
 """The attribute of a stock attention module that holds its `RepositionedAttention`."""
 
@@ -91,7 +93,7 @@ class RepositionedAttention:
         stock.assigner = scheme.assigner
         stock.position_logits = scheme.position_logits
         # Not a buffer: `.to(bfloat16)` would round it, and angles at position 4096 with it.
-        self.frequencies = scheme.frequencies
+        self.frequencies = self._built = scheme.frequencies
         self.attention_scaling = scheme.attention_scaling
         self.components = scheme.components
         self.sites = HookSites()
@@ -170,9 +172,10 @@ class RepositionedAttention:
         cache = None if past is None else given[past]
         start = self._cached_tokens(cache, hidden_states.shape[1])
         index = self._token_index(hidden_states, given, start)
-        self._follow()
+        length = int(index.max()) + 1 if self.follows_length else None
+        self.frequencies = self.frequencies_at(length)
         mask = given.get("attention_mask")
-        self.now = Pass(hidden_states, mask if isinstance(mask, Tensor) else None, index, start)
+        self.now = Pass(hidden_states, mask if isinstance(mask, Tensor) else None, index, start, length)
         try:
             self.now.positions = None if self.assigner is None else self._assign(hidden_states, index)
             self.now.gate_keys = None if self.position_logits is None else self.position_logits.gate_keys(hidden_states)
@@ -197,12 +200,35 @@ class RepositionedAttention:
                 f"layer {self.layer_idx} attended without the attention function of its scheme {self.scheme!r}, so positions were ignored"
             )
 
-    def _follow(self) -> None:
-        """Take frequencies that depend on the length of a pass from the rotary module, as it has them in this pass."""
-        source = self.rotation.source
-        if source is not None and source.changes and self.frequencies is not None and not self.interventions:
-            live, _ = source.frequencies(fresh=False)
-            self.frequencies = torch.cat([live, live.new_zeros(self.d_head // 2 - len(live))])
+    @property
+    def follows_length(self) -> bool:
+        """Whether the frequencies depend on the length of the pass (dynamic NTK, longrope)."""
+        return self._built is not None and self.rotation.source is not None and self.rotation.source.changes
+
+    def frequencies_at(self, length: int | None) -> Any:
+        """Frequencies of a pass whose last token has the index `length` - 1, as interventions leave them; None: the present ones."""
+        if length is None or not self.follows_length:
+            return self.frequencies
+        assert self._built is not None and self.rotation.source is not None
+        turning = self.rotation.source.at(length)
+        frequencies = torch.cat([turning, turning.new_zeros(self.d_head // 2 - len(turning))])
+        # A scheme may have left out some, or put others in their place (HoPE).
+        taken = (self._built.cpu()[:, None] == self.rotation.frequencies).to(torch.int8).argmax(1)
+        frequencies = frequencies[taken].where(self._built.cpu() != 0, 0.0)
+        _, changes = vars(self).get(CHANGED, {}).get("frequencies", (None, ()))
+        for change in changes:
+            frequencies = change(frequencies)
+        return frequencies
+
+    def _frequencies_of_keys(self) -> Any:
+        """[key, component], with axes of prompts and heads before it: cached keys keep the frequencies of the pass that they came in."""
+        lengths = None if self.now is None else self.now.key_lengths
+        if lengths is None:
+            return self.frequencies
+        passes, which = lengths.unique(return_inverse=True)
+        found = [self.frequencies_at(int(length)) for length in passes]  # [component], or [head, 1, component]
+        by_pass = torch.stack([each.reshape(-1, each.shape[-1]) for each in found])
+        return by_pass.to(lengths.device)[which].transpose(1, 2)  # [prompt, head, key, component]
 
     def _assign(self, hidden_states: Tensor, index: Tensor) -> Float[Tensor, "batch any token"]:
         assert self.assigner is not None
@@ -277,7 +303,7 @@ class RepositionedAttention:
         now = self.running
         if now.key_positions is not None or now.positions is None or now.positions.shape[-1] == keys.shape[2]:
             return now.positions if now.key_positions is None else now.key_positions
-        if self.scheme != "rope":
+        if self.scheme != "rope" or self.follows_length:
             raise InputError(
                 f"layer {self.layer_idx} ({self.scheme}) reads keys of another layer, which have no positions of its own"
             )
@@ -301,7 +327,8 @@ class RepositionedAttention:
             cosines, sines = self.sites.cosines(tables[0]), self.sites.sines(tables[1])
             queries = _turned(queries, cosines, sines)
             if key_positions.shape[-1] != positions.shape[-1]:
-                cosines, sines = rotation_tables(key_positions, self.frequencies, self.attention_scaling, keys.dtype)
+                frequencies = self._frequencies_of_keys()
+                cosines, sines = rotation_tables(key_positions, frequencies, self.attention_scaling, keys.dtype)
             keys = _turned(keys, cosines, sines)
         return self.sites.rotated_queries(queries), self.sites.rotated_keys(keys)
 

@@ -11,8 +11,11 @@ their neighbours, to the longest length. The angle is computed in float64 from p
     length       |R q_r| / |q_r| = attention_scaling (YaRN's factor)
     no rotation  where the configuration says that a layer has none
 
-A second model is compared by its angles, and by what its weights make of the same hidden states before rotation: pairs that a conversion
-put into another order are found there. Knows no scheme of ours.
+Frequencies that depend on the length of a pass (dynamic NTK, longrope) are those of a pass that is one token longer than the longest
+distance.
+
+A second model is compared by its angles, and by the queries, the keys and the products of both that its weights make of the same hidden
+states: pairs that a conversion put into another order are found there. `UNSEEN` says what is not looked at. Knows no scheme of ours.
 """
 
 from __future__ import annotations
@@ -37,16 +40,16 @@ from repo_interp.errors import InputError, warn
 from repo_interp.models.checkpoints import known, load_model
 from repo_interp.models.reposition import decoder_of, require_weights
 from repo_interp.models.rotation import (
-    Source,
     attention_modules,
     identity,
     lengthening,
-    passed_queries,
+    queries_and_keys,
     replica,
     source_of,
     turning_pairs,
 )
 from repo_interp.positions.layouts import LEARNED
+from repo_interp.positions.rotary import expand_heads
 
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 """Radians: a larger error is a finding."""
@@ -54,6 +57,12 @@ ROUNDING = 2.0**-22
 """Of an angle that is computed in float32: theta delta has this relative error, whatever the tables are stored in."""
 LENGTH_TOLERANCE = 1e-2
 """Relative error of the length of a turned pair that is a finding."""
+CORRELATION = 0.9
+"""Between queries, or keys, of two models: less is a finding; more is what quantised weights may do."""
+PRODUCT_TOLERANCE = 0.3
+"""Relative error of the products of queries and keys of two models that is a finding, by the same measure."""
+UNSEEN = "values, what attention writes, feed-forward parts, norms between layers, embeddings and masks"
+"""What no audit looks at."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +119,8 @@ def audit(model: Any, other: Any = None, dtype: torch.dtype = torch.float32, lon
 
     `dtype`: of the hidden states that the rotary module makes tables for. `longest`: the last distance; None: twice the training length.
     Returns `error [layer, component, distance]` (largest of the heads, radians), `largest_error` and `first_distance [layer, head,
-    component]` (-1 where the error stays below the tolerance), `frequency [layer, component]`; the attribute `findings` has one line each.
+    component]` (-1 where the error stays below the tolerance), `frequency [layer, component]`; the attribute `findings` has one line each,
+    and `not_compared` says what was not looked at.
     Raises InputError for a model whose attention cannot be observed.
     """
     config = model.config
@@ -121,7 +131,7 @@ def audit(model: Any, other: Any = None, dtype: torch.dtype = torch.float32, lon
     layers = {stock.layer_idx: stock for stock in attention_modules(decoder_of(model))}
     if not layers:
         raise InputError(f"this {config.model_type} has no attention module whose rotation could be measured")
-    expected = {layer: _expected(model, stock) for layer, stock in layers.items()}
+    expected = {layer: _expected(model, stock, longest + 1) for layer, stock in layers.items()}
     measured = {layer: _measured(model, stock, deltas, dtype) for layer, stock in layers.items()}
     errors = {layer: _errors(expected[layer], measured[layer], deltas) for layer in layers}
     wrong = {layer: each > _allowed(expected[layer], each.shape[1], deltas, TOLERANCE[dtype]) for layer, each in errors.items()}
@@ -129,6 +139,7 @@ def audit(model: Any, other: Any = None, dtype: torch.dtype = torch.float32, lon
     if other is not None:
         found.append(_differences(model, other, layers, measured, deltas, dtype))
     return _table(expected, errors, wrong, deltas).assign_attrs(
+        not_compared=UNSEEN if other is not None else f"keys, queries before rotation, {UNSEEN}",
         model_type=config.model_type,
         dtype=str(dtype).removeprefix("torch."),
         longest=longest,
@@ -136,7 +147,8 @@ def audit(model: Any, other: Any = None, dtype: torch.dtype = torch.float32, lon
     )
 
 
-def _expected(model: Any, stock: Any) -> _Expected:
+def _expected(model: Any, stock: Any, length: int) -> _Expected:
+    """What the configuration says of a pass of `length` tokens."""
     config, layer = model.config, stock.layer_idx
     none = _Expected(torch.empty(0, dtype=torch.float64), 1.0)
     source = source_of(decoder_of(model), stock, config)
@@ -155,10 +167,9 @@ def _expected(model: Any, stock: Any) -> _Expected:
     if name == "default":
         exponents = torch.arange(0, rotated, 2, dtype=torch.float64) / rotated
         return _Expected(float(of_layer["rope_theta"]) ** -exponents, 1.0)
-    frequencies, length = ROPE_INIT_FUNCTIONS[name](config, torch.device("cpu"), layer_type=kind)
-    if source is not None:
-        length = lengthening(replica(stock), source, float(length))
-    return _Expected(frequencies.double(), float(length))
+    frequencies, factor = ROPE_INIT_FUNCTIONS[name](config, torch.device("cpu"), seq_len=length, layer_type=kind)
+    factor = float(factor) if source is None else lengthening(replica(stock), source, float(factor))
+    return _Expected(frequencies.double(), factor)
 
 
 def _measured(model: Any, stock: Any, deltas: Sequence[int], dtype: torch.dtype) -> _Measured:
@@ -172,7 +183,7 @@ def _measured(model: Any, stock: Any, deltas: Sequence[int], dtype: torch.dtype)
     with torch.no_grad():
         tables = source.tables(hidden.to(device, dtype), torch.tensor([deltas], device=device))
     tables = tables.cpu() if isinstance(tables, Tensor) else tuple(table.cpu().float() for table in tables)
-    plain, turned = passed_queries(copied, hidden, identity(tables)), passed_queries(copied, hidden, tables)
+    plain, turned = (queries_and_keys(copied, hidden, by)[0] for by in (identity(tables), tables))
     pairs = turning_pairs(copied, tables)
     first, second = (torch.tensor([pair[place] for pair in pairs], dtype=torch.long) for place in (0, 1))
     x, y = ((queries[0].double()[..., first], queries[0].double()[..., second]) for queries in (plain, turned))
@@ -258,9 +269,16 @@ def _exchanged_pairs(config: Any, measured: dict[int, _Measured], deltas: Sequen
 
 
 def _differences(
-    model: Any, other: Any, layers: dict[int, Any], measured: dict[int, _Measured], deltas: Sequence[int], dtype: torch.dtype
+    model: Any,
+    other: Any,
+    layers: dict[int, Any],
+    measured: dict[int, _Measured],
+    deltas: Sequence[int],
+    dtype: torch.dtype,
 ) -> Findings:
-    """Where a second model of the same family turns by other angles, or makes other queries of the same hidden states."""
+    """Where a second model of the same family turns by other angles, or makes other queries, keys or products of both of the same hidden
+    states.
+    """
     others = {stock.layer_idx: stock for stock in attention_modules(decoder_of(other))}
     if others.keys() != layers.keys() or other.config.model_type != model.config.model_type:
         raise InputError(
@@ -275,24 +293,38 @@ def _differences(
                 Finding((), f"{len(mine.pairs)} pairs that turn, as in the first model", f"{len(theirs.pairs)}", deltas[0]),
             )
             continue
-        error = _between(mine.angles, theirs.angles).amax(0)
-        off = error > TOLERANCE[dtype]
+        error = _between(mine.angles, theirs.angles)
+        off = (error > TOLERANCE[dtype]).any(0)
         if bool(off.any()):
             by = f"{float(error.max()):.2g} rad off"
             yield layer, Finding(_numbers(off), "the angles of the first model", by, _first(off, deltas))
-        text = _reordered(stock, others[layer], source_of(decoder_of(model), stock, stock.config))
-        if text:
-            yield layer, Finding((), "the queries of the first model", text, deltas[0])
+        first, second = (_of_weights(decoder_of(each), module) for each, module in ((model, stock), (other, others[layer])))
+        texts = {name: _difference(first[name], second[name]) for name in ("queries", "keys")}
+        if not any(texts.values()) and not bool(off.any()):
+            difference = float((first["products"] - second["products"]).norm() / first["products"].norm().clamp_min(1e-12))
+            texts["products of queries and keys"] = f"{difference:.0%} of them off" if difference > PRODUCT_TOLERANCE else ""
+        for name, text in texts.items():
+            if text:
+                yield layer, Finding((), f"the {name} of the first model", text, deltas[0])
 
 
-def _reordered(stock: Any, other: Any, source: Source | None) -> str:
-    """How the queries that two modules make of the same hidden states differ, in words; empty where they agree."""
-    hidden = torch.randn(1, 8, stock.config.hidden_size, generator=torch.Generator().manual_seed(1))
-    tables = None if source is None else source.tables(hidden, torch.zeros(1, 8, dtype=torch.long))  # at position 0 nothing turns
-    mine, theirs = (passed_queries(replica(each, weights=True), hidden, tables)[0].double() for each in (stock, other))
+def _of_weights(decoder: Any, stock: Any) -> dict[str, Tensor]:
+    """Queries and keys [head, token, d_head] that a module makes of some hidden states, unrotated, and the products of rotated ones."""
+    source = source_of(decoder, stock, stock.config)
+    hidden, copied = torch.randn(1, 8, stock.config.hidden_size, generator=torch.Generator().manual_seed(1)), replica(stock, True)
+    index = torch.arange(8)[None]
+    # At position 0 nothing turns.
+    tables = [None if source is None else source.tables(hidden, each) for each in (torch.zeros_like(index), index)]
+    still, turned = ([each[0].double() for each in queries_and_keys(copied, hidden, by)] for by in tables)
+    products = turned[0] @ expand_heads(turned[1][None], len(turned[0]))[0].mT
+    return {"queries": still[0], "keys": still[1], "products": products}
+
+
+def _difference(mine: Tensor, theirs: Tensor) -> str:
+    """How queries, or keys, that two modules make of the same hidden states differ, in words; empty where they agree."""
     if mine.shape != theirs.shape:
         return f"{list(theirs.shape)} instead of {list(mine.shape)}"
-    if _agreement(mine, theirs) > 0.9:
+    if torch.equal(mine, theirs) or _agreement(mine, theirs) > CORRELATION:
         return ""
     half = mine.shape[-1] // 2
     interleaved = torch.arange(2 * half).view(2, half).T.flatten()
@@ -300,7 +332,7 @@ def _reordered(stock: Any, other: Any, source: Source | None) -> str:
         (interleaved, "interleaved pairs instead of halves"),
         (interleaved.argsort(), "halves instead of interleaved pairs"),
     ):
-        if _agreement(mine[..., order], theirs) > 0.9:
+        if _agreement(mine[..., order], theirs) > CORRELATION:
             return text
     return f"a correlation of {_agreement(mine, theirs):.2f} with them"
 
@@ -321,7 +353,7 @@ def _by_fault(findings: Findings) -> Iterator[str]:
 def _table(
     expected: dict[int, _Expected], errors: dict[int, Tensor], wrong: dict[int, Tensor], deltas: Sequence[int]
 ) -> xr.Dataset:
-    heads, components = (max((each.shape[axis] for each in errors.values()), default=1) for axis in (0, 1))
+    heads, components = (max(1, *(each.shape[axis] for each in errors.values())) for axis in (0, 1))
     shape = (len(errors), heads, components)
     largest, first = np.full(shape, np.nan), np.full(shape, -1, dtype=np.int64)
     by_distance = np.full((len(errors), components, len(deltas)), np.nan)

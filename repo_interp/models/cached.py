@@ -1,6 +1,8 @@
 """Positions in a key-value cache: they travel inside the keys, as further columns.
 
-    cached key of token j:   [ k_j | z_j | gate keys ]        k_j unrotated
+    cached key of token j:   [ k_j | z_j | length | gate keys ]        k_j unrotated
+
+The length is that of the pass of token j, where frequencies depend on it: as in a stock cache, a key keeps the frequencies it came with.
 
 So whatever a cache does to keys - growing, reordering for beams, cropping, sliding windows - it does to their positions. A cached position
 keeps all its bits: where keys are of half precision, it takes two columns of theirs.
@@ -37,6 +39,8 @@ class CacheOfPositions:
         rows = 0 if now.positions is None else now.positions.shape[1]
         if now.positions is not None:
             parts.append(_columns(now.positions.expand(len(keys), -1, -1), keys))
+        if now.length is not None:
+            parts.append(_columns(torch.full((len(keys), 1, keys.shape[2]), float(now.length), device=keys.device), keys))
         if now.gate_keys is not None:
             parts.append(expand_heads(now.gate_keys, keys.shape[1]))
         sizes = [part.shape[-1] for part in parts]
@@ -44,7 +48,10 @@ class CacheOfPositions:
         keys, *beside = stored.split(sizes, dim=-1)
         if now.positions is not None:
             fresh = stored.shape[2] == now.positions.shape[-1]  # with their gradient, which bits do not have
-            now.key_positions = now.positions if fresh else _rows(beside.pop(0), now.positions.dtype, rows)
+            columns = beside.pop(0)
+            now.key_positions = now.positions if fresh else _rows(columns, now.positions.dtype, rows)
+        if now.length is not None:
+            now.key_lengths = _rows(beside.pop(0), torch.float32, 1)[:, 0]
         if now.gate_keys is not None:
             now.gate_keys = beside[-1]
         return keys, values

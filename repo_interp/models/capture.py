@@ -22,7 +22,7 @@ from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.feed_forward import in_blocks
 from repo_interp.models.layer_pass import LogitsOfRows
 from repo_interp.models.padding import padding_known
-from repo_interp.models.reposition import at_rest, attentions, blocks, decoder_of
+from repo_interp.models.reposition import at_rest, attentions, blocks, decoder_of, length_matters
 from repo_interp.positions.contextual import ContextualPositions
 from repo_interp.positions.logits import exact
 
@@ -71,6 +71,8 @@ def decode(
 
 def _decoded(model: nn.Module, tokens: Tensor, valid: Tensor, last_layer: int | None) -> Tensor:
     decoder, layers = decoder_of(model), blocks(model)
+    if not bool(valid.all()) and length_matters(model):
+        raise InputError("frequencies of this model depend on the length of a pass; give prompts of equal length to one pass")
     starts_late = not bool(valid[:, 0].all())
     # Right padding needs no mask, since no token sees a later one: then the fused causal kernel runs.
     mask = valid.to(torch.long) if starts_late else None

@@ -2,6 +2,7 @@
 
     from loading or bridging on    CRC-32 of every weight, and of every layer's rotation; the number that the next hook will have
     later                          what differs, by name: a run says so, since the digest of a checkpoint's files would not
+    ever                           layers that rotate otherwise than their configuration says, which digests of weights do not tell either
 
 A checksum runs at the speed of memory and tells an edit, whatever made it; it is no protection against somebody who wants to deceive.
 Weights that are offloaded (on "meta") are not looked at. Knows nothing about what a change is for.
@@ -38,9 +39,12 @@ def unchanged_weights(model: nn.Module) -> None:
 
 
 def changes(model: nn.Module) -> str:
-    """What of a model or bridge is not as it was loaded or bridged, in words; empty where all is, and where nothing was remembered."""
+    """What of a model or bridge is not as it was loaded or bridged, in words; empty where all is, or nothing was remembered."""
     remembered = vars(model)
-    found = {}
+    rotating = (each for each in attentions(model) if each.frequencies is not None)
+    found = {
+        "another rotation than the configuration's in": [f"layer {each.layer_idx}" for each in rotating if each.rotation.differs]
+    }
     if _WEIGHTS in remembered:
         found["other weights in"] = _differing(remembered[_WEIGHTS], _checksums(model))
     if _ROTATIONS in remembered:
@@ -70,7 +74,7 @@ def _checksums(model: nn.Module) -> dict[str, int]:
 def _rotations(model: nn.Module) -> dict[str, tuple[Any, ...]]:
     return {
         f"layer {each.layer_idx}": (
-            None if each.frequencies is None else _checksum(each.frequencies),
+            None if (frequencies := each.frequencies_at(1)) is None else _checksum(frequencies),
             _checksum(torch.as_tensor(each.attention_scaling)),
             each.attends_as_built,
         )

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from repo_interp.errors import NotFinitePrediction
-from repo_interp.models.reposition import at_rest
+from repo_interp.models.reposition import at_rest, batch_limits
 from repo_interp.side_by_side import BatchSize, batches
 
 
@@ -29,7 +29,9 @@ def continue_greedily(
         raise ValueError(f"one count per prompt was wanted; got {len(counts)} for {len(prompts)} prompts")
     order = sorted(range(len(prompts)), key=lambda number: (len(prompts[number]), counts[number]))
     continuations: dict[int, tuple[int, ...]] = {}
-    for chosen in batches(order, [len(prompt) + count for prompt, count in zip(prompts, counts, strict=True)], batch_size):
+    size = batch_limits(model, batch_size)
+    ahead = counts if size.padding else [max(counts, default=0)] * len(counts)  # then prompts of one length have one length
+    for chosen in batches(order, [len(prompt) + count for prompt, count in zip(prompts, ahead, strict=True)], size):
         wanted = [counts[number] for number in chosen]
         with at_rest(model):
             made = _continue_batch(model, [prompts[number] for number in chosen], max(wanted), chosen)

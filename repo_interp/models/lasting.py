@@ -17,10 +17,9 @@ from typing import Any
 
 from torch import nn
 
+from repo_interp.models.attention import CHANGED
 from repo_interp.models.reposition import attentions
 
-_CHANGED = "_repo_interp_changed"
-"""Where a module keeps, by attribute, the value as built and the changes that last."""
 _ABSENT = object()
 
 
@@ -37,21 +36,21 @@ def lasting(model: nn.Module) -> Iterator[ExitStack]:
 def put(undo: ExitStack, owner: Any, name: str, change: Callable[[Any], Any]) -> None:
     """`change` of the attribute `name` of `owner`, or of its method, in its place until undone."""
     attributes = vars(owner)
-    _, changes = attributes.setdefault(_CHANGED, {}).setdefault(name, (attributes.get(name, _ABSENT), []))
+    _, changes = attributes.setdefault(CHANGED, {}).setdefault(name, (attributes.get(name, _ABSENT), []))
     changes.append(change)
     undo.callback(_take_out, owner, name, change)
     _settle(owner, name)
 
 
 def _take_out(owner: nn.Module, name: str, change: Callable[[Any], Any]) -> None:
-    vars(owner)[_CHANGED][name][1].remove(change)
+    vars(owner)[CHANGED][name][1].remove(change)
     _settle(owner, name)
 
 
 def _settle(owner: nn.Module, name: str) -> None:
     """Give the attribute its value as built with the changes that last; as it was where none does."""
     attributes = vars(owner)
-    built, changes = attributes[_CHANGED][name]
+    built, changes = attributes[CHANGED][name]
     if built is _ABSENT:
         attributes.pop(name, None)
     else:
@@ -61,6 +60,6 @@ def _settle(owner: nn.Module, name: str) -> None:
         value = change(value)
     setattr(owner, name, value)  # also when it is as built: a block of a bridge counts what is set
     if not changes:
-        del attributes[_CHANGED][name]
+        del attributes[CHANGED][name]
         if built is _ABSENT:
             del attributes[name]

@@ -107,6 +107,8 @@ class Pass:
     index: Int[Tensor, "any token"]
     start: int
     """Tokens in the cache, before those of this pass."""
+    length: int | None = None
+    """Tokens up to the last one of this pass, where frequencies depend on it."""
     positions: Float[Tensor, "batch P token"] | None = None
     gate_keys: Tensor | None = None
     sinks: Float[Tensor, "head"] | None = None
@@ -117,6 +119,8 @@ class Pass:
     """Queries of this pass, keys and values of all tokens, as soon as they are there."""
     key_positions: Float[Tensor, "batch P key"] | None = None
     """Positions of all keys, cached ones too."""
+    key_lengths: Float[Tensor, "batch key"] | None = None
+    """`length` of the pass that each cached key came in."""
     tables: Any = None
     """Those that the decoder gave the module."""
     attended: bool = False

@@ -25,16 +25,17 @@ from transformers import PreTrainedModel
 
 from repo_interp.checkpoint_files.architectures import require_family
 from repo_interp.checkpoint_files.options import require_useful, scheme_options
-from repo_interp.errors import InputError, one_line
+from repo_interp.errors import InputError, one_line, warn
 from repo_interp.models.attention import RepositionedAttention, attached, remember_index
 from repo_interp.models.configuration import repositioned
 from repo_interp.models.own_attention import follow
-from repo_interp.models.rotation import OF_TABLES, Prober, Rotation, attention_modules
+from repo_interp.models.rotation import OF_TABLES, Prober, Rotation, attention_modules, depends_on_length, forget_length, rotaries
 from repo_interp.models.schemes import SchemeBuilder
 from repo_interp.models.tables import TABLE, positions_in, stock_table, table_of
 from repo_interp.positions.assigners import MixedAssigner
 from repo_interp.positions.embedding import AbsoluteEmbedding
 from repo_interp.positions.layouts import NO_ATTENTION, format_layout, parse_layout
+from repo_interp.side_by_side import BatchSize, SideBySide, limit
 
 logger = logging.getLogger(__name__)
 
@@ -125,10 +126,28 @@ def _rotations(model: PreTrainedModel) -> dict[Any, Rotation]:
         like = turning.get(len(rotation.frequencies))
         if not rotation.rotates and like is not None:
             measured[stock] = replace(rotation, **{name: getattr(like, name) for name in OF_TABLES})
-    for rotary in {each.source.rotary for each in measured.values() if each.source is not None}:
+    for rotary in rotaries(decoder):
         if remember_index not in rotary._forward_hooks.values():
             rotary.register_forward_hook(remember_index, with_kwargs=True)
+            if depends_on_length(rotary):
+                rotary.register_forward_pre_hook(forget_length)
+    differing = [stock.layer_idx for stock, each in measured.items() if each.differs]
+    if differing:
+        warn(
+            f"layers {', '.join(map(str, differing))} of this {model.config.model_type} rotate otherwise than its configuration says (it "
+            "was scaled later, or lost its scaling in a loader): measured is what they do; a saved copy follows the configuration"
+        )
     return measured
+
+
+def batch_limits(model: nn.Module, size: BatchSize) -> SideBySide:
+    """`size` as limits of a pass: of prompts of equal length where frequencies depend on the length of the pass."""
+    return replace(limit(size), padding=0) if length_matters(model) else limit(size)
+
+
+def length_matters(model: nn.Module) -> bool:
+    """Whether frequencies depend on the length of a pass, which is that of its longest prompt (dynamic NTK, longrope)."""
+    return any(map(depends_on_length, rotaries(decoder_of(model))))
 
 
 def _schemes(model: PreTrainedModel, layout: str) -> tuple[str, ...]:

@@ -9,7 +9,8 @@ half-split and interleaved pairs, partial rotation and latent attention are foun
 
     order[r], order[r + d_head/2]     the entries of pair r: a permutation to half-split pairs; entries that do not turn form pairs too,
                                       of frequency 0
-    theta_r                           the frequency of column c of pair r, from the model's rotary module, in float32
+    theta_r                           the frequency of column c of pair r, from the model's rotary module, in float32: those of its
+                                      configuration where it has these but for rounding, else those that it has
 
 Random weights make the copy independent of the model's precision, device and training, also on "meta". Knows no scheme.
 """
@@ -19,8 +20,8 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -36,6 +37,8 @@ OF_TABLES = ("frequencies", "turning", "table_scaling", "unscaled", "order", "so
 """Fields of a `Rotation` that a layer without rotation takes from one that rotates."""
 _RECORD = "repo_interp_record"
 _TOKENS = 5
+_LONG = 1 << 24
+"""Tokens of a pass beyond which frequencies are those of long passes, where these are others."""
 _CHANGING = ("dynamic", "longrope")
 """Kinds of rotary embeddings whose frequencies depend on the length of a pass."""
 
@@ -77,6 +80,11 @@ class Rotation:
             return factor
         return torch.where(torch.arange(pairs) < self.turning, factor, 1.0)
 
+    @property
+    def differs(self) -> bool:
+        """Whether the module rotates otherwise than its configuration says."""
+        return self.rotates and self.source is not None and self.source.differs
+
 
 @dataclass(frozen=True)
 class Source:
@@ -86,13 +94,15 @@ class Source:
     prefix: str
     """Of its buffers: the type of the layer, where it keeps frequencies by type."""
     config: Any
+    pairs: Int[Tensor, "pair"] | None = None
+    """Numbers of the frequencies that pairs of the layer turn by; None: all, in order."""
+    differs: bool = False
+    """Whether the module has other frequencies than its configuration says, or another attention scaling."""
 
     @property
     def changes(self) -> bool:
         """Whether the frequencies depend on the length of the pass."""
-        kinds = getattr(self.rotary, "rope_type", "default")
-        kind = kinds.get(self.prefix.removesuffix("_"), "default") if isinstance(kinds, Mapping) else kinds
-        return kind in _CHANGING and not _recomputed(self.rotary)
+        return depends_on_length(self.rotary)
 
     @property
     def parameters(self) -> Mapping[str, Any]:
@@ -101,31 +111,85 @@ class Source:
         return stated.get(self.prefix.removesuffix("_"), stated) if self.prefix else stated
 
     def tables(self, like: Tensor, index: Tensor) -> Any:
-        """What the rotary module gives for token indices [1, token]."""
-        keywords = {"layer_type": self.prefix.removesuffix("_")} if self.prefix else {}
-        return self.rotary(like, index, **keywords)
+        """What the rotary module gives for token indices [1, token], whatever passes there were before."""
+        return self._passed(like, index)[1]
 
-    def frequencies(self, fresh: bool) -> tuple[Tensor, float]:
-        """Frequencies as the module has them now, or computed anew from the configuration: `.to(bfloat16)` rounds buffers."""
+    @property
+    def attention_scaling(self) -> float:
+        """Factor of cosines and sines (YaRN's)."""
+        return float(getattr(self.rotary, f"{self.prefix}attention_scaling", 1.0))
+
+    def at(self, length: int) -> Float[Tensor, "pair"]:
+        """Frequencies of the pairs in a pass whose last token has the index `length` - 1, float32, on the processor."""
+        length = length if self.changes else 0
+        if length not in self._known:
+            with torch.inference_mode(False), torch.no_grad():  # kept for passes with gradients too
+                module = self._passed(torch.zeros(1, 1, 1), torch.tensor([[length - 1]]))[0] if length else self.rotary
+                found = getattr(module, f"{self.prefix}inv_freq").detach().float().cpu()
+                self._known[length] = (found if self.pairs is None else found[self.pairs]).clone()
+        return self._known[length]
+
+    def settled(self) -> Source:
+        """This source without rounding (`.to(bfloat16)` rounds buffers), made anew from the configuration; itself where that differs."""
+        try:
+            fresh = replace(self, rotary=type(self.rotary)(self.config))
+            same = abs(self.attention_scaling - fresh.attention_scaling) < 1e-6
+            same = same and all(_is_rounded(self.at(length), fresh.at(length)) for length in (1, _LONG))
+        except Exception:  # a constructor with other arguments: its buffers are what there is
+            return self
+        return fresh if same else replace(self, differs=True)
+
+    @cached_property
+    def _known(self) -> dict[int, Tensor]:
+        """Frequencies by length of the pass."""
+        return {}
+
+    def _passed(self, like: Tensor, index: Tensor) -> tuple[Any, Any]:
+        """The rotary module after a pass, and its tables; a copy where a pass would change the frequencies of the next one."""
         module = self.rotary
-        if fresh and not self.changes:
-            try:
-                module = type(self.rotary)(self.config)
-            except Exception:  # a constructor with other arguments: its buffers are what there is
-                module = self.rotary
-        scaling = getattr(module, f"{self.prefix}attention_scaling", 1.0)
-        return getattr(module, f"{self.prefix}inv_freq").detach().float().cpu(), float(scaling)
+        if self.changes:
+            module = copy.deepcopy(module)
+            forget_length(module)
+        keywords = {"layer_type": self.prefix.removesuffix("_")} if self.prefix else {}
+        return module, module(like, index, **keywords)
+
+
+def depends_on_length(rotary: nn.Module) -> bool:
+    """Whether frequencies of a rotary module, of some type of layers, depend on the length of the pass."""
+    kinds = getattr(rotary, "rope_type", None)
+    changing = any(kind in _CHANGING for kind in (kinds.values() if isinstance(kinds, Mapping) else [kinds]))
+    return changing and not _recomputed(rotary)
+
+
+def forget_length(rotary: Any, *arguments: Any) -> None:
+    """A hook before a rotary module: frequencies follow the length of this pass, not that of the longest one before it (dynamic NTK)."""
+    for name in [name for name in vars(rotary) if name.endswith("max_seq_len_cached")]:
+        if getattr(rotary, name) > rotary.original_max_seq_len:
+            prefix = name.removesuffix("max_seq_len_cached")
+            setattr(rotary, name, rotary.original_max_seq_len)
+            setattr(rotary, f"{prefix}inv_freq", getattr(rotary, f"{prefix}original_inv_freq"))
+
+
+def _is_rounded(live: Tensor, exact: Tensor) -> bool:
+    """Whether `live` frequencies are `exact` ones, as they are or rounded by a change of the model's precision."""
+    rounded = [exact.to(dtype).float() for dtype in (torch.float32, torch.bfloat16, torch.float16)]
+    return live.shape == exact.shape and any(torch.allclose(live, each, rtol=1e-5, atol=0) for each in rounded)
+
+
+def rotaries(decoder: nn.Module) -> Iterator[Any]:
+    """The modules that make a decoder's tables."""
+    # `dir` of every module would take longer than measuring the rotation.
+    parts: Iterator[Any] = decoder.modules()
+    return (part for part in parts if any(name.endswith("inv_freq") for name in (*part._buffers, *vars(part))))
 
 
 def rotary_of(decoder: nn.Module, theta: float | None = None) -> Any:
     """The module that makes a decoder's tables: of several, the one with the base `theta`; None where there is none."""
-    # `dir` of every module would take longer than measuring the rotation.
-    parts: Iterator[Any] = decoder.modules()
-    found = (part for part in parts if any(name.endswith("inv_freq") for name in (*part._buffers, *vars(part))))
     if theta is None:
-        return next(found, None)
+        return next(rotaries(decoder), None)
     # Granite's own base has a module twice, and the first one is not used.
-    return next((part for part in reversed(list(found)) if part.config.rope_parameters["rope_theta"] == theta), None)
+    several = reversed(list(rotaries(decoder)))
+    return next((part for part in several if part.config.rope_parameters["rope_theta"] == theta), None)
 
 
 def source_of(decoder: nn.Module, stock: Any, config: Any) -> Source | None:
@@ -167,16 +231,16 @@ def _measured(stock: Any, source: Source | None) -> Rotation:
     if getattr(stock, "is_causal", True) is False:
         raise InputError(f"{name} attends to later tokens too (an encoder); decoders are supported")
     hidden = _hidden_states(stock)
-    tables, frequencies, unscaled, scaling = None, torch.empty(0), torch.empty(0), 1.0
+    tables, frequencies, unscaled, scaling, settled = None, torch.empty(0), torch.empty(0), 1.0, None
     entries: list[tuple[int, int, int]] = []
     if source is not None:
         with torch.no_grad():
             given = source.tables(hidden, torch.arange(_TOKENS)[None])
         if not isinstance(given, Tensor | tuple | list):
             raise InputError(f"{name} is given tables by layer type, which is not supported")
-        frequencies, scaling = source.frequencies(fresh=True)
-        scaling = lengthening(copied, source, scaling)
-        unscaled = _unscaled(source, len(frequencies))
+        settled = source.settled()
+        frequencies, scaling = settled.at(1), lengthening(copied, settled, settled.attention_scaling)
+        unscaled = _unscaled(settled, len(frequencies))
         # One angle per frequency, so that both entries of a pair turn by the same: what keeps norms, as rotation does, is then unchanged.
         tables, entries = _turning(copied, given, _column_order(source, frequencies, _columns(given)))
     queries, keys, call = _passed(copied, hidden, tables)
@@ -214,7 +278,7 @@ def _measured(stock: Any, source: Source | None) -> Rotation:
         scaling=d_head**-0.5 if factor is None else float(factor),
         window=call.get("sliding_window"),
         softcap=call.get("softcap"),
-        source=source,
+        source=None if settled is None else replace(settled, pairs=chosen),
     )
 
 
@@ -323,7 +387,7 @@ def lengthening(copied: Any, source: Source, factor: float) -> float:
     with torch.no_grad():
         plain = identity(source.tables(hidden, torch.arange(_TOKENS)[None]))
     longer = plain * factor if isinstance(plain, Tensor) else (plain[0] * factor, plain[1])
-    before, after = (passed_queries(copied, hidden, by)[0].flatten(0, 1).norm(dim=0) for by in (plain, longer))
+    before, after = (queries_and_keys(copied, hidden, by)[0][0].flatten(0, 1).norm(dim=0) for by in (plain, longer))
     kept, undone = ((after / before - each).abs() < 1e-3 for each in (factor, 1.0))
     if not bool((kept | undone).all()):
         raise InputError(
@@ -338,9 +402,9 @@ def _recomputed(rotary: nn.Module) -> bool:
     return "long_mscale" in inspect.unwrap(type(rotary).forward).__code__.co_consts
 
 
-def passed_queries(copied: Any, hidden: Tensor, tables: Any) -> Float[Tensor, "1 head token d_head"]:
-    """The queries that a replica gives to attention, turned by `tables`."""
-    return _passed(copied, hidden, tables)[0]
+def queries_and_keys(copied: Any, hidden: Tensor, tables: Any) -> tuple[Tensor, Tensor]:
+    """The queries and keys [1, head, token, d_head] that a replica gives to attention, turned by `tables`."""
+    return _passed(copied, hidden, tables)[:2]
 
 
 def turning_pairs(copied: Any, given: Any) -> list[tuple[int, int]]:
@@ -354,7 +418,7 @@ def _turning(copied: Any, given: Any, by_column: Int[Tensor, "column"]) -> tuple
     """Tables like `given` with an angle of its own for each number in `by_column`, and what `_pairs` finds that a replica turns by them."""
     angles = torch.linspace(0.2, 1.3, int(by_column.max()) + 1, dtype=torch.float64)
     turned = _tables(given, angles[by_column])
-    plain, queries = (passed_queries(copied, _hidden_states(copied), by)[0].double() for by in (identity(turned), turned))
+    plain, queries = (_passed(copied, _hidden_states(copied), by)[0][0].double() for by in (identity(turned), turned))
     return turned, _pairs(plain, queries, angles, type(copied).__name__)
 
 
@@ -404,7 +468,7 @@ def _column_order(source: Source, frequencies: Tensor, columns: int) -> Tensor:
         given = source.tables(first, torch.tensor([[0, 1]]))
     angle = (given.angle() if isinstance(given, Tensor) else torch.atan2(given[1].float(), given[0].float()))[0, 1].double().cpu()
     orders = [torch.arange(columns) % count, torch.arange(columns) * count // columns]
-    live, _ = source.frequencies(fresh=False)
+    live = source.at(2)
     wrong = [float((torch.atan2(live[o].sin(), live[o].cos()).double() - angle).abs().max()) for o in orders]
     best = 0 if wrong[0] <= wrong[1] else 1
     if not wrong[best] < 1e-2:
@@ -416,7 +480,7 @@ def _unscaled(source: Source, count: int) -> Tensor:
     """theta_r = rope_theta^(-2 r / d): the frequencies of training."""
     theta = source.parameters.get("rope_theta") or getattr(source.config, "rope_theta", None)
     if theta is None:
-        return source.frequencies(fresh=True)[0]
+        return source.at(1)
     return 1.0 / theta ** (torch.arange(count, dtype=torch.float32) / count)
 
 

@@ -49,6 +49,13 @@ def test_a_healthy_scaled_family_has_no_finding(family, scaling):
     assert not findings(small_model(family, scaled_configuration(family, scaling)), longest=64)
 
 
+def test_a_model_that_does_not_rotate_has_no_finding(tmp_path, capsys):
+    """Found: a traceback, for the largest of no angles."""
+    small_model("gpt2").save_pretrained(tmp_path)
+    assert main(["verify", str(tmp_path), str(tmp_path), "--out", str(tmp_path / "audit")]) == 0
+    assert "0 of them rotate" in capsys.readouterr().out
+
+
 def test_a_share_of_a_head_that_the_class_ignores_is_found():
     (line,) = findings(llama(rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}))
     assert line.startswith("layers 0-2: expected 4 pairs that turn (partial rotation), measured 8, from distance 1 on")
@@ -120,6 +127,55 @@ def test_a_second_model_whose_queries_are_in_another_order_is_found():
         weight.copy_(weight.view(4, 16, -1)[:, order].flatten(0, 1))
     (line,) = findings(model, other)
     assert line.startswith("layer 2: expected the queries of the first model, measured interleaved pairs instead of halves")
+
+
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "attention_factor": 1.0}
+
+
+@pytest.mark.parametrize("rope", [DYNAMIC, LONG | {"original_max_position_embeddings": 32}])
+def test_frequencies_that_depend_on_the_length_are_judged_at_the_longest_distance(rope):
+    """Found: sound models were accused, one that ignores its dynamic scaling was acquitted, and its later passes were others."""
+    model, tokens = llama(rope_parameters=rope, max_position_embeddings=64), torch.arange(40).remainder(60)[None].repeat(1, 2)
+    before = model(tokens).logits
+    for longest in (16, 31, 32, 63, 64, 500, None):
+        assert findings(model, longest=longest) == []
+    assert torch.equal(model(tokens).logits, before)
+    plain = llama(max_position_embeddings=64)
+    plain.config.rope_parameters = dict(rope)
+    assert findings(plain, longest=16) == []
+    (line,) = findings(plain, longest=500)
+    assert line.startswith("layers 0-2, pairs ") and "expected theta" in line
+
+
+def reordered(weight):
+    weight.copy_(weight.view(2, 16, -1)[:, torch.arange(16).view(2, 8).T.flatten()].flatten(0, 1))
+
+
+KEYS = {
+    "the keys of the first model, measured interleaved pairs instead of halves": reordered,
+    "the keys of the first model, measured a correlation of 0.00 with them": lambda weight: weight.zero_(),
+    "the keys of the first model, measured a correlation of": lambda weight: weight.copy_(
+        weight.view(2, 16, -1).flip(0).flatten(0, 1)
+    ),
+    "the products of queries and keys of the first model, measured 100% of them off": lambda weight: weight.mul_(2),
+}
+
+
+@pytest.mark.parametrize("said", KEYS)
+def test_a_second_model_whose_keys_are_others_is_found(said, tmp_path, capsys):
+    """Found: queries alone were compared."""
+    model, other = llama(), llama()
+    other.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        KEYS[said](other.model.layers[1].self_attn.k_proj.weight)
+    (line,) = findings(model, other)
+    assert line.startswith(f"layer 1: expected {said}")
+    model.save_pretrained(tmp_path / "a")
+    other.save_pretrained(tmp_path / "b")
+    assert main(["verify", str(tmp_path / "a"), str(tmp_path / "b"), "--longest", "8"]) == 1
+    assert main(["verify", str(tmp_path / "a"), str(tmp_path / "a"), "--longest", "8"]) == 0
+    assert "not compared: values, what attention writes, feed-forward parts" in capsys.readouterr().out
 
 
 def test_layers_of_ours_that_rotate_otherwise_are_named(capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -12,8 +13,17 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, Glm4Config, GPTNeoXConfig, HunYuanDenseV1Config, LlamaConfig
 
 import repo_interp as ri
+from repo_interp.errors import Note
+from repo_interp.experiments.effects import Effects
+from repo_interp.experiments.perturbation import Perturbation
+from repo_interp.experiments.prompt_sets import scoring_of
+from repo_interp.experiments.responses import forced_responses
+from repo_interp.measures.components import Components
+from repo_interp.models.capture import decode
+from repo_interp.models.generation import continue_greedily, pad_left
 from repo_interp.models.reposition import attentions, blocks, with_layout
 from repo_interp.models.rotation import Prober
+from repo_interp.tasks.prompt import Prompt
 
 TOKENS = torch.randint(3, 60, (2, 12), generator=torch.Generator().manual_seed(0))
 
@@ -69,18 +79,174 @@ def test_a_norm_with_gains_after_the_rotation_is_refused():
         with_layout(model, None)
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_frequencies_that_depend_on_the_length_are_those_of_the_pass(kind):
-    scaled = {"dynamic": {"factor": 4.0}, "longrope": {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4, "factor": 4.0}}[kind]
-    config = LlamaConfig(**{**TINY, "max_position_embeddings": 16, "initializer_range": 0.2})
-    config.rope_parameters = {"rope_type": kind, "rope_theta": 1e4, "original_max_position_embeddings": 16, **scaled}
-    model = AutoModelForCausalLM.from_config(config).eval()
-    short, long = (torch.randint(3, 60, (1, count)) for count in (12, 40))
+SCALED = {
+    "dynamic": {"factor": 4.0},
+    "longrope": {"short_factor": [1.0] * 4, "long_factor": [1.0, 4.0, 7.0, 10.0], "factor": 4.0},
+}
+
+
+def scaled(kind, dtype=torch.float32):
+    """A stock decoder whose frequencies are others beyond 16 tokens."""
+    torch.manual_seed(0)
+    rope = {"rope_type": kind, "rope_theta": 1e4, "original_max_position_embeddings": 16, **SCALED[kind]}
+    sizes = {**TINY, "max_position_embeddings": 16, "initializer_range": 0.3, "rope_parameters": rope}
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**sizes), dtype=dtype).eval()
+    model.generation_config.eos_token_id = None
+    return model
+
+
+@pytest.fixture(params=SCALED)
+def stock(request):
+    return scaled(request.param)
+
+
+def drawn(*lengths):
+    generator = torch.Generator().manual_seed(0)
+    return [tuple(torch.randint(3, 60, (length,), generator=generator).tolist()) for length in lengths]
+
+
+def test_frequencies_that_depend_on_the_length_are_those_of_the_pass(stock):
+    """Found: after a pass of 40 tokens, dynamic frequencies of one of 20 were those of 40."""
+    model = ri.reposition(copy.deepcopy(stock), "rope")
     with torch.no_grad():
-        expected = [model(tokens, use_cache=False).logits for tokens in (short, long, short)]
-        with_layout(model, None)
-        for tokens, logits in zip((short, long, short), expected, strict=True):
-            assert_close(model(tokens, use_cache=False).logits, logits, rtol=1e-5, atol=1e-5)
+        for tokens in drawn(12, 40, 20, 16, 12, 17):
+            expected = copy.deepcopy(stock)(torch.tensor([tokens]), use_cache=False).logits
+            assert_close(model(torch.tensor([tokens]), use_cache=False).logits, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", SCALED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}])
+def test_a_cache_that_outgrows_the_limit_gives_the_tokens_of_the_stock_model(kind, dtype, options):
+    """Found: cached keys were turned by the frequencies of the present pass."""
+    stock, tokens = scaled(kind, dtype), torch.tensor([drawn(12)[0]])
+    model = ri.reposition(copy.deepcopy(stock), "rope")
+    assert torch.equal(*(each.generate(tokens, max_new_tokens=20, **options) for each in (stock, model)))
+    with ri.interventions.rescaled(model, 1, 2, linear=1.0):  # frequencies by head, the same ones
+        assert torch.equal(stock.generate(tokens, max_new_tokens=20), model.generate(tokens, max_new_tokens=20))
+
+
+def test_a_prompts_numbers_do_not_depend_on_those_beside_it(stock):
+    """Found: a short prompt beside a longer one had the frequencies of the longer one, and `frequency` was their mean."""
+    prompts = [Prompt(tokens=tokens, generated=(len(tokens) - 1,)) for tokens in drawn(10, 40, 12, 40, 30)]
+    model = ri.reposition(copy.deepcopy(stock), "rope")
+    for size in (1, 4, "auto"):
+        run = ri.analyze(model, prompts, ("predictions", "components"), batch_size=size)
+        row = copy.deepcopy(stock)(torch.tensor([prompts[0].tokens])).logits[0, :-1].softmax(-1)
+        expected = row.gather(-1, torch.tensor(prompts[0].tokens)[1:, None])[:, 0]
+        found = torch.from_numpy(run["predictions"]["probability_of_next"].values[:9]).float()
+        assert_close(found, expected.detach(), rtol=1e-4, atol=1e-6)
+        components = run["components"].to_dataset()
+        for number, prompt in enumerate(prompts):
+            alone = ri.analyze(model, [prompt], ("components",))["components"]
+            assert "prompt_frequency" not in alone
+            own = components["prompt_frequency"].sel(prompt=number)
+            assert_close(own.values, alone["frequency"].values.astype("float32"))
+            assert_close(components["vaf"].sel(prompt=number).values, alone["vaf"].values[0], equal_nan=True)
+        assert bool(components["frequency"].isnull().all())
+        assert "frequencies depend on the length of a pass" in run.attrs["notes"] and "changed" not in run.attrs
+    mean = ri.analyze(model, prompts, (Components(prompts="mean"),))["components"]
+    assert bool(mean["frequency"].isnull().all())
+    assert "notes" not in ri.analyze(model, [prompts[0], prompts[2]], ("components",)).attrs
+    together = forced_responses(model, scoring_of(prompts), prompts, 5), continue_greedily(model, drawn(10, 14, 15), [8, 4, 3])
+    alone = [forced_responses(model, scoring_of(prompts), [prompt], 1)[0] for prompt in prompts]
+    assert [each.log_probabilities for each in together[0]] == [pytest.approx(each.log_probabilities) for each in alone]
+    counted = zip(drawn(10, 14, 15), [8, 4, 3], strict=True)
+    assert together[1] == [continue_greedily(model, [prompt], [count])[0] for prompt, count in counted]
+
+
+def test_experiments_take_prompts_of_one_length_together(stock):
+    prompts = [Prompt(tokens=tokens, generated=(len(tokens) - 1,)) for tokens in drawn(12, 40, 18)]
+    options = {"kinds": ("position_offset",), "gammas": (0.5,), "l_maxes": (4,)}
+    runs = [
+        ri.analyze(stock, some, (), experiments=[Perturbation(**options), Effects(kinds=("linearised",))], batch_size=8)
+        for some in (prompts, prompts[::-1])
+    ]
+    for name, variable in (("perturbation", "log_perplexity"), ("effects", "effect")):
+        one, other = (torch.from_numpy(run[name][variable].values) for run in runs)
+        assert bool(one.isfinite().any()) and (name == "perturbation" or torch.allclose(one, other, atol=1e-5, equal_nan=True))
+
+
+def test_prompts_of_different_lengths_in_one_pass_are_refused(stock):
+    tokens, valid = pad_left(drawn(10, 12), "cpu")
+    with pytest.raises(ri.InputError, match="give prompts of equal length to one pass"):
+        decode(ri.reposition(stock, "rope"), tokens, valid)
+
+
+def test_a_scheme_that_leaves_out_frequencies_keeps_them_out_at_every_length(stock):
+    """Found: HoPE became RoPE in the first pass; and interventions kept the frequencies of the pass before them."""
+    (short,), (long,) = ([torch.tensor([tokens])] for tokens in drawn(10, 40))
+    model = ri.reposition(stock, "hope")
+    layer = next(attentions(model))
+    kept = layer.frequencies != 0
+    assert 0 < int(kept.sum()) < 4
+    with torch.no_grad():
+        expected = model(long).logits
+        assert torch.equal(layer.frequencies != 0, kept)
+        model(short)
+        with ri.interventions.scaled(model, 1.0):
+            assert torch.equal(model(long).logits, expected)
+        model(short)
+        with ri.interventions.rescaled(model, 0, linear=1.0):
+            assert torch.equal(model(long).logits, expected)
+
+
+def late(model):
+    model.config.rope_parameters = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
+
+
+def lost(model):
+    model.model.rotary_emb.inv_freq = 1e4 ** (-torch.arange(4) / 4)
+
+
+def unlengthened(model):
+    model.model.rotary_emb.attention_scaling = 1.0
+
+
+def undynamic(model):
+    model.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+
+
+@pytest.mark.parametrize(("rope", "spoil"), [({}, late), (LLAMA3, lost), (YARN, unlengthened), ({}, undynamic)])
+def test_a_model_is_measured_as_it_runs(rope, spoil):
+    """Found: it was measured, and repositioned, as its configuration says."""
+    rope = {"rope_type": "default", "rope_theta": 1e4} | rope
+    model = AutoModelForCausalLM.from_config(
+        LlamaConfig(**{**TINY, "max_position_embeddings": 64, "initializer_range": 0.3, "rope_parameters": rope})
+    )
+    spoil(model.eval())
+    (tokens,) = drawn(80)
+    with torch.no_grad():
+        expected = model(torch.tensor([tokens])).logits
+    with pytest.warns(Note, match="layers 0, 1, 2 of this llama rotate otherwise than its configuration says"):
+        run = ri.analyze(model, [Prompt(tokens=tokens)], ("predictions",))
+    assert run.attrs["changed"] == "another rotation than the configuration's in layer 0, layer 1, layer 2"
+    assert run.attrs["changed"] in run.attrs["notes"]
+    known = expected[0].softmax(-1)[range(79), tokens[1:]]
+    assert_close(torch.from_numpy(run["predictions"]["probability_of_next"].values[:79]).float(), known, rtol=1e-4, atol=1e-6)
+    with pytest.warns(Note), torch.no_grad():
+        assert_close(ri.reposition(model, "rope")(torch.tensor([tokens])).logits, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["linear", *SCALED])
+def test_rounded_buffers_are_no_difference(kind, dtype):
+    rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 3.0, "original_max_position_embeddings": 16, **SCALED.get(kind, {})}
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**TINY, rope_parameters=rope))
+    exact, rounded = (
+        Prober(each.model).measured(each.model.layers[0].self_attn) for each in (model, copy.deepcopy(model).to(dtype))
+    )
+    assert not rounded.differs and torch.equal(rounded.frequencies, exact.frequencies)
 
 
 def test_what_the_tables_turn_has_the_attention_factor_whatever_its_frequency_and_nothing_else():
