@@ -228,7 +228,7 @@ def tried(family: str, columns: Collection[str] = COLUMNS) -> dict[str, str]:
         return "yes" if not wrong else "differs: " + ", ".join(wrong)
 
     def interventions() -> str:
-        if all(each.scheme in ("nope", "alibi") for each in layers):
+        if all(each.scheme == "nope" for each in layers):
             return "no positions"
         does, some = ri.interventions, {"tokens": range(2, 6)}
         moving = {"shifted": partial(does.shifted, model, 3.0, **some), "frozen": partial(does.frozen, model, **some)}

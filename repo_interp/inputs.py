@@ -244,6 +244,11 @@ def select_prompts(inputs: AttentionInputs, chosen: slice) -> AttentionInputs:
     )
 
 
+def changes_of(tensor: Tensor) -> int:
+    """How often torch has changed `tensor` in place; 0 in inference mode, where nobody counts."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def _row_of_first(prompts: Int[Tensor, "prompt"]) -> int | None:
     rows = (prompts == 0).nonzero()[:, 0].tolist()
     return rows[0] if rows else None

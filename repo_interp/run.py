@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,12 @@ _ESCAPED = "escaped"
 _VERSIONED = ("numpy", "torch", "transformer-lens", "transformers", "xarray", "repo-interp")
 
 
+DESCRIBED = ("checkpoint", "layout", "checkpoint_digest", "prompts_digest", "dtype")
+"""Attributes of a run that a comparison has as variables, along its axis `run`."""
+KEPT = ("run", *DESCRIBED, "training_step")
+"""Names beside which a comparison has no place for a group."""
+
+
 def make_run(groups: Mapping[str, xr.Dataset], provenance: Mapping[str, Any]) -> xr.DataTree:
     """A run of `groups`, by name, with `provenance` as its attributes. Raises ValueError for a variable without `long_name` or `units`."""
     for name, group in groups.items():
@@ -46,6 +52,9 @@ def checked_group(given: Any, what: str) -> xr.Dataset:
     """`given`, which `what` gives, as a group of a run. Raises InputError for no Dataset, and for what a file cannot explain or hold."""
     if not isinstance(given, xr.Dataset):
         raise InputError(f"{what} gives {type(given).__name__}; wanted an xarray.Dataset")
+    for variable in {**given.variables, **given.sizes}:
+        if variable != "scheme" or variable not in given.coords or given[variable].dims != ("layer",):
+            require_name(variable, f"a variable of {what}", ("scheme", "run"))
     for variable, array in given.data_vars.items():
         if "long_name" not in array.attrs or "units" not in array.attrs:
             raise InputError(
@@ -56,6 +65,14 @@ def checked_group(given: Any, what: str) -> xr.Dataset:
     if "layer" in given.dims and "layer" not in given.indexes:
         raise InputError(f"{what} gives the axis 'layer' without the numbers of the layers; keep those that were observed")
     return given
+
+
+def require_name(name: Any, what: str, reserved: Collection[str]) -> None:
+    """Raise InputError where `what` - a group of a run, or a variable - has a `name` that no file holds, or that is `reserved`."""
+    if not isinstance(name, str) or not name.strip(".") or "/" in name or name in reserved:
+        raise InputError(
+            f"{what} has the name {name!r:.80}, which a run keeps for something else or cannot hold; name it otherwise"
+        )
 
 
 def with_schemes(group: xr.Dataset, schemes: Sequence[str]) -> xr.Dataset:

@@ -12,7 +12,7 @@ Brings together models, tasks, measures and experiments; knows nothing about how
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
@@ -42,7 +42,7 @@ from repo_interp.models.provenance import identity
 from repo_interp.models.reposition import at_rest, layout
 from repo_interp.processes import from_first
 from repo_interp.progress import steps
-from repo_interp.run import checked_group, make_run, versions
+from repo_interp.run import KEPT, checked_group, make_run, require_name, versions
 from repo_interp.side_by_side import BatchSize
 from repo_interp.store import Progress, Store
 from repo_interp.tasks.prompt import digest as prompts_digest
@@ -106,7 +106,7 @@ def carried_out(request: Request) -> xr.DataTree:
         groups, faults = from_first(lambda: _concluded(request, observed, faults))
         for plan in request.experiments:
             try:
-                groups |= _made_by(plan, execution, store.part(plan.experiment.name))
+                groups |= _made_by(plan, execution, store.part(plan.experiment.name), groups)
             except NotFinite as error:
                 faults.stop(plan.experiment.name, str(error))
         faults.require_some(request.names)
@@ -166,13 +166,15 @@ def _described(groups: Mapping[str, xr.Dataset], request: Request) -> dict[str, 
     return described
 
 
-def _made_by(plan: Plan, execution: Execution, store: Store) -> dict[str, xr.Dataset]:
-    """The groups of an experiment, with its parameters. Raises NotFinite where it met such numbers."""
+def _made_by(plan: Plan, execution: Execution, store: Store, taken: Collection[str]) -> dict[str, xr.Dataset]:
+    """The groups of an experiment, with its parameters, none by a name that is `taken`. Raises NotFinite where it met such numbers."""
     name, parameters, told = plan.experiment.name, parameter_attributes(plan.experiment.parameters), execution.experiment_progress
     made = plan.run(execution.prompts_together, store, None if told is None else lambda done, total: told(name, done, total))
     what = called(EXPERIMENTS, name)
     if not isinstance(made, Mapping):
         raise InputError(f"{what} gives {type(made).__name__}; wanted groups of a run by name")
+    for group in made:
+        require_name(group, f"a group of {what}", (*KEPT, *taken))
     groups = {name: checked_group(group, what) for name, group in made.items()}
     return {name: group.assign_attrs(parameters | group.attrs) for name, group in groups.items()}
 

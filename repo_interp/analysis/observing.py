@@ -11,6 +11,7 @@ Knows nothing about how prompts are made or what is measured.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -27,11 +28,11 @@ from repo_interp import processes
 from repo_interp.analysis.batches import Batch, make_batches
 from repo_interp.analysis.finite import Faults, fault_in, fault_of_outputs
 from repo_interp.analysis.request import Request
-from repo_interp.entry_points import MEASURES, called
+from repo_interp.entry_points import MEASURES, OWN, called
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans, select_heads
 from repo_interp.measures.labels import Arrays, parameter_attributes
-from repo_interp.measures.statistics import STATISTICS, Measure, Statistics, checked_statistics, merge, share
+from repo_interp.measures.statistics import STATISTICS, Measure, Statistics, checked_statistics, merge, read_only, share
 from repo_interp.models.capture import decode, observing, predictions_of
 from repo_interp.models.reposition import batch_limits, layout
 from repo_interp.run import checked_group, read_netcdf, with_schemes, write_netcdf
@@ -152,7 +153,8 @@ def observe_batch(
             found.stop(measure.name, fault)
             continue
         predictions = predictions_of(request.bridge, hidden.to(batch.tokens.device), batch.tokens, batch.valid, numbers)
-        parts[measure.name].append(measure.observe_predictions(predictions, batch.spans))
+        with read_only(measure, predictions, batch.spans):
+            parts[measure.name].append(measure.observe_predictions(predictions, batch.spans))
     return Observation({name: merge(statistics) for name, statistics in parts.items() if name not in found.stopped}, found)
 
 
@@ -213,7 +215,13 @@ class _Observed:
     def observed_by(self, measure: Measure, batch: Batch) -> Statistics:
         """Statistics of a measure in this layer, with the numbers of its heads."""
         named = {**batch.spans, **batch.structure} if measure.needs.segments else batch.spans
-        statistics = checked_statistics(measure.observe(self.inputs, self.on_device(named)), measure.name)
+        given = self.inputs, self.on_device(named)
+        if measure.name not in OWN[MEASURES]:
+            # Torch does not count what is written through numpy, or into what was made of the inputs: another package has its own.
+            given = copy.deepcopy(given)
+        with read_only(measure, *given):
+            observed = measure.observe(*given)
+        statistics = checked_statistics(observed, measure.name)
         if self.heads is None:
             return statistics
         number = {"head": np.asarray(self.heads)}

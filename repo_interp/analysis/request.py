@@ -22,7 +22,7 @@ from repo_interp.analysis.batches import structure_for
 from repo_interp.analysis.coercion import Prompts, as_prompts
 from repo_interp.analysis.defaults import default_experiments, default_prompts
 from repo_interp.analysis.room import batch_limit
-from repo_interp.entry_points import MEASURES, require_once
+from repo_interp.entry_points import EXPERIMENTS, MEASURES, OWN, VIEWS, called, require_once
 from repo_interp.errors import InputError, one_line
 from repo_interp.experiments.catalogue import experiments_named, planned
 from repo_interp.experiments.experiment import Experiment, Plan
@@ -35,6 +35,7 @@ from repo_interp.models.bridge import tokenizer_of
 from repo_interp.models.provenance import length_trained
 from repo_interp.models.reposition import attentions, attentions_of, layout, observable
 from repo_interp.positions.layouts import CONTEXTUAL, FIXED, ROTATED_BY_INDEX
+from repo_interp.run import KEPT, require_name
 from repo_interp.side_by_side import BatchSize, SideBySide
 from repo_interp.store import Progress
 from repo_interp.tasks.prompt import Prompt
@@ -118,8 +119,18 @@ class Request:
         _require_seen(self.bridge, self.measures)
         _require_prompts(self.prompts, self.measures, int(config.vocab_size))
         self.experiments = planned(self.bridge, self.prompts, experiments, task)
+        self._require_names()
         structure_for(self.prompts[:1], self.measures, tokenizer)  # refuses kinds of segments that are not known
         require_named_tokens(self.bridge, len(self.prompts), [*(self.lengths if self.measures else ()), *self.passes])
+
+    def _require_names(self) -> None:
+        """Raise InputError for a measure or an experiment whose results would stand in the place of others, or vanish."""
+        kinds = {MEASURES: self.measures, EXPERIMENTS: [plan.experiment for plan in self.experiments]}
+        taken = [*KEPT]
+        for group, each in [(group, each) for group, several in kinds.items() for each in several]:
+            ours = OWN[group].get(each.name) in [f"{kind.__module__}:{kind.__qualname__}" for kind in type(each).__mro__]
+            require_name(each.name, called(group, each.name), taken if ours else [*taken, *OWN[VIEWS]])
+            taken.append(each.name)
 
     @cached_property
     def structure(self) -> list[dict[str, tuple[int, ...]]] | None:

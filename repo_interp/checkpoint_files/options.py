@@ -15,7 +15,7 @@ from repo_interp.positions.layouts import CONTEXTUAL, SCHEMES, GateSource
 from repo_interp.values import PositiveOrZero, TokensOrNone, check_fields
 
 _USED_BY: dict[str, tuple[str, ...]] = {
-    "assignment": ("repo", "multihead_continuous"),
+    "assignment": ("repo", "repo_alibi", "multihead_continuous"),
     "gates": CONTEXTUAL,
     "map": CONTEXTUAL,
     "p_max": ("cope", "cope_rope"),

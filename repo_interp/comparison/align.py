@@ -24,9 +24,8 @@ import xarray as xr
 from repo_interp.comparison.named_runs import Run, layout_of, runs_by_name, training_steps
 from repo_interp.comparison.notes import differing, on_measure, on_prompts, on_runs, on_shapes
 from repo_interp.errors import InputError
-from repo_interp.run import versions
+from repo_interp.run import DESCRIBED, versions
 
-_DESCRIBED = ("checkpoint", "layout", "checkpoint_digest", "prompts_digest", "dtype")
 _BLOCK = "block_size"
 """The variable that sets what axes of blocks count: where it differs, equal labels mean different things."""
 
@@ -89,7 +88,7 @@ def compare_named(runs: Sequence[tuple[str | None, Run]]) -> xr.DataTree:
 
 
 def _root(runs: Mapping[str, xr.DataTree], steps: Sequence[int] | None) -> xr.Dataset:
-    described = {name: [str(run.attrs.get(name, "")) for run in runs.values()] for name in _DESCRIBED}
+    described = {name: [str(run.attrs.get(name, "")) for run in runs.values()] for name in DESCRIBED}
     described["layout"] = [layout_of(run) for run in runs.values()]
     root = xr.Dataset(
         {
@@ -111,7 +110,7 @@ def _comparable(measure: str, groups: Mapping[str, xr.Dataset]) -> tuple[list[Ha
                 f"{measure} of {name} has a label of the axis {twice[0]!r} twice, so that it names nothing; analyse again"
             )
     lines = list(on_measure(measure, groups))
-    if len({float(group[_BLOCK]) for group in groups.values() if _BLOCK in group}) > 1:
+    if len({float(group[_BLOCK]) for group in groups.values() if _BLOCK in group and not group[_BLOCK].ndim}) > 1:
         return [], [*lines, f"{measure}: {_BLOCK} differs, so that labels do not mean the same; not compared"]
     comparable: list[Hashable] = []
     for variable in dict.fromkeys(name for group in groups.values() for name in group.data_vars):

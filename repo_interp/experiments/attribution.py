@@ -38,8 +38,8 @@ def attributed(
 
     `objective` runs the model, once, on prompts padded on the right, and returns one number per prompt. Parameters get no gradient.
     """
-    rotating = {layer for layer, _ in heads_with_positions(model)}
-    watched = {each.layer_idx: _Watched(each) for each in attentions(model) if each.layer_idx in rotating}
+    positioned = {layer for layer, _ in heads_with_positions(model)}
+    watched = {each.layer_idx: _Watched(each) for each in attentions(model) if each.layer_idx in positioned}
     count = layer_count(model)
     with torch.enable_grad(), frozen_weights(model), ExitStack() as hooks:
         for each in watched.values():

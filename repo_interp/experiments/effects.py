@@ -195,7 +195,7 @@ class Effects(Experiment):
         if not heads_with_positions(model):
             schemes = dict.fromkeys(attention.scheme for attention in attentions(model))
             raise InputError(
-                f"no layer of this model ({', '.join(schemes)}) rotates by positions, so none can be changed; leave effects out"
+                f"no layer of this model ({', '.join(schemes)}) assigns positions, so none can be changed; leave effects out"
             )
         heads = len(heads_with_positions(model))
         most = max(1, min(_confirmed(heads, self.top), heads // 2))

@@ -57,10 +57,7 @@ class PlacedChange:
 
 def default_kinds(model: nn.Module) -> tuple[str, ...]:
     """Linearised where a layer learns positions; frozen and permuted."""
-    learned = any(
-        attention.frequencies is not None and not isinstance(attention.assigner, TokenIndex | None)
-        for attention in attentions(model)
-    )
+    learned = any(not isinstance(attention.assigner, TokenIndex | None) for attention in attentions(model))
     return ("linearised", "frozen", "permuted") if learned else ("frozen", "permuted")
 
 

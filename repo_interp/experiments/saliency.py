@@ -87,14 +87,14 @@ def _labelled(by_token: Mapping[str, np.ndarray], by_prompt: Mapping[str, np.nda
     return described_group(values, _BY_TOKEN | _BY_PROMPT | _BY_HEAD)
 
 
-def _rotating(model: PreTrainedModel) -> list[RepositionedAttention]:
-    return [layer for layer in attentions(model) if layer.assigner is not None and layer.frequencies is not None]
+def _positioned(model: PreTrainedModel) -> list[RepositionedAttention]:
+    return [layer for layer in attentions(model) if layer.uses_positions]
 
 
 def _of_prompt(
     model: PreTrainedModel, scoring: Scoring, prompt: Prompt, baseline: str, steps: int, tokens_at_once: int
 ) -> dict[str, Any]:
-    """Values of one prompt as lists: `_BY_TOKEN` [rotating layer, head, token], `_BY_PROMPT` numbers."""
+    """Values of one prompt as lists: `_BY_TOKEN` [layer with positions, head, token], `_BY_PROMPT` numbers."""
     with frozen_weights(model):
         positions, gradients, log_probability = position_gradients(model, scoring, prompt)
         values: dict[str, Any] = {
@@ -119,8 +119,8 @@ def _of_prompt(
 def position_gradients(
     model: PreTrainedModel, scoring: Scoring, prompt: Prompt
 ) -> tuple[list[Float[Tensor, "1 head token"]], list[Float[Tensor, "1 head token"]], float]:
-    """Positions of every rotating layer with a row for each head, d f / d z there, and f, in nats; from one pass forward and back."""
-    layers = _rotating(model)
+    """Positions of every layer that assigns some, a row for each head, d f / d z there, and f, in nats; one pass forward and back."""
+    layers = _positioned(model)
     device, heads = next(model.parameters()).device, layers[0].heads
     positions: list[Tensor] = []
     moves: list[Tensor] = []
@@ -147,13 +147,13 @@ def integrated_gradients(
     steps: int,
     copies: int,
 ) -> tuple[list[Float[Tensor, "1 head token"]], float, float]:
-    """Integrated gradients by the `positions` of every rotating layer, and F in nats at the baseline and at them.
+    """Integrated gradients by the `positions` of these layers, and F in nats at the baseline and at them.
 
     `copies` points of the path are run side by side.
     """
     from captum.attr import IntegratedGradients  # takes most of a second: only who asks for a path pays it
 
-    layers, device = _rotating(model), next(model.parameters()).device
+    layers, device = _positioned(model), next(model.parameters()).device
 
     def probability(*given: Float[Tensor, "point head token"]) -> Float[Tensor, "point"]:
         with _positions_changed(layers, lambda place, assigned: given[place]):
@@ -227,11 +227,11 @@ class Saliency(Experiment):
     name: ClassVar[str] = "saliency"
 
     def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
-        """Every step of every prompt, forward and back. Raises InputError where no layer rotates, or nothing is to be predicted."""
-        if not _rotating(model):
+        """Every step of every prompt, forward and back. Raises InputError where no layer assigns positions, or nothing is predicted."""
+        if not _positioned(model):
             schemes = ", ".join(dict.fromkeys(layout(model)))
             raise InputError(
-                f"saliency is a derivative by positions, and no layer of this model rotates by any ({schemes}); leave it out"
+                f"saliency is a derivative by positions, and no layer of this model assigns any ({schemes}); leave it out"
             )
         require_targets(self.name, scoring, prompts)
 
@@ -257,7 +257,7 @@ class Saliency(Experiment):
         Without `steps` NaN stands in place of a path. As many of its points are run side by side as have `tokens_at_once` tokens. Costs a
         forward and a backward pass per prompt and step. `store` keeps finished prompts for when it is called again.
         """
-        layers, heads, names = _rotating(model), next(attentions(model)).heads, layout(model)
+        layers, heads, names = _positioned(model), next(attentions(model)).heads, layout(model)
         longest = max(len(prompt.tokens) for prompt in prompts)
         by_token = {name: np.full((len(prompts), len(names), heads, longest), np.nan, dtype=np.float32) for name in _BY_TOKEN}
         by_prompt = {name: np.full(len(prompts), np.nan) for name in _BY_PROMPT}

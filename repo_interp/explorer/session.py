@@ -227,7 +227,7 @@ class Session:
         """Up to `SUGGESTED` edits of one head or one layer that lower the log-probability of the answer most, and by how many nats.
 
         From the experiment `effects`: the token index where positions are learned, else one constant for all tokens. Raises InputError
-        where no layer rotates by positions.
+        where no layer assigns positions.
         """
 
         def advance(done: int, total: int) -> None:

@@ -236,21 +236,23 @@ class _Lambda:
         """Which pairs of `rows` with the global token `key` are too far apart, and all their scores at the capped distance."""
         attention, heads = self.attention, queries.shape[1]
         its_key = expand_heads(keys[:, :, key, None], heads).mT
-        far = torch.zeros(1, 1, len(rows), dtype=torch.bool, device=queries.device)
+        if positions is None:
+            positions = torch.arange(keys.shape[2], dtype=torch.float32, device=queries.device)[None, None]
+        its_position = positions[..., key, None]
+        distance = expand_heads(positions[..., rows] - its_position, heads)
+        # Without a rotation and without a bias no logit depends on the distance.
+        far = (distance.abs() > self.length) & (attention.frequencies is not None or attention.position_logits is not None)
+        distance = distance.clamp(-self.length, self.length)
         if attention.frequencies is not None:
-            assert positions is not None
-            distance = expand_heads(positions[..., rows] - positions[..., key, None], heads)
-            far = distance.abs() > self.length
-            distance = distance.clamp(-self.length, self.length)
             queries = rotate(queries, distance, attention.frequencies, attention.attention_scaling**2)
         scores = soft_capped((queries @ its_key)[..., 0] * attention.scaling, attention.attn_logit_softcapping)
         if attention.position_logits is not None:
-            far = far | (rows - key > self.length)
+            its_position = expand_heads(its_position, heads)
             added = attention.position_logits(
                 queries,
                 keys[:, :, key, None],
-                rows[None].clamp(max=key + self.length),
-                rows.new_tensor([[key]]),
+                its_position + distance,
+                its_position,
                 torch.ones(1, 1, len(rows), 1, dtype=torch.bool, device=queries.device),
                 attention.scaling,
             )

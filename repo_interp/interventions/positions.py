@@ -13,7 +13,7 @@
     transplanted   z_i <- z_i of another prompt, head or checkpoint, as `positions_of` recorded them
     set_positions  z_i <- given values, or any function of the positions
 
-Every one takes `heads` as (layer, head) pairs, or `layer`, or neither for all that rotate by positions, and `tokens` by index; what
+Every one takes `heads` as (layer, head) pairs, or `layer`, or neither for all that assign positions, and `tokens` by index; what
 they mean is said by `replaced`, which all are made of. RoPE's index is a position like any other. Learned positions: RePo eq. 4-7.
 
 With a cache new tokens get: their index (linearised), the constant of the prompt (frozen, copied), what their own position becomes (scaled,

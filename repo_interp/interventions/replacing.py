@@ -37,7 +37,7 @@ from repo_interp.positions.rotary import expand_heads
 Heads = Sequence[tuple[int, int]] | tuple[int, int] | None
 """Heads as (layer, head), one or several; None: all heads of the layers in question."""
 Layers = int | Sequence[int] | None
-"""Layers, one or several; None: every layer that rotates by positions."""
+"""Layers, one or several; None: every layer that assigns positions."""
 Tokens = Sequence[int] | Sequence[Sequence[int]] | None
 """Tokens by their index in a prompt: the same for all prompts, or a sequence for each; None: all, also those that are generated."""
 
@@ -81,7 +81,7 @@ def replaced(
         with replaced(bridge, lambda positions, here: positions.flip(-1), heads=[(2, 0), (2, 1)], tokens=range(5, 17)):
             logits, cache = bridge.run_with_cache(tokens)
 
-    `heads` are (layer, head) pairs, or `layer` says one or several layers; neither: all heads of every layer that rotates by positions.
+    `heads` are (layer, head) pairs, or `layer` says one or several layers; neither: all heads of every layer that assigns positions.
     `rows`: rows of positions that the change needs at least (1, the key-value heads, or the heads). `prompts`: how many prompts it has
     values of, one by one; 1: the same for all, or made of what is there. Contexts nest: the inner one is given what the outer one left.
     Where positions are learned vectors at the model's input, `change` is given the index of every token, and what it returns is rounded.
@@ -93,7 +93,7 @@ def replaced(
     if not callable(change):
         raise InputError(f"a change is a function of positions and of where they are; got {one_line(repr(change), 80)}")
     named = _Named(None if tokens is None else token_table(tokens), prompts)
-    learned = None if any(map(_rotates, attentions(model))) else table_of(decoder_of(model))
+    learned = None if any(each.uses_positions for each in attentions(model)) else table_of(decoder_of(model))
     chosen = _chosen_heads(model, heads, layer) if learned is None or heads is not None or layer is not None else {}
     with lasting(model) as undo:
         if learned is not None and not chosen:
@@ -141,10 +141,8 @@ def require_named_tokens(model: nn.Module, count: int, lengths: Sequence[int], g
 
 
 def heads_with_positions(model: nn.Module) -> list[tuple[int, int]]:
-    """Every (layer, head) whose rotation goes by positions, in the order of the model: the heads that `replaced` takes."""
-    return [
-        (attention.layer_idx, head) for attention in attentions(model) if _rotates(attention) for head in range(attention.heads)
-    ]
+    """Every (layer, head) whose rotation or bias goes by positions, in the order of the model: the heads that `replaced` takes."""
+    return [(each.layer_idx, head) for each in attentions(model) if each.uses_positions for head in range(each.heads)]
 
 
 def changed_rows(positions: Float[Tensor, "prompt row token"], change: Change, here: Here) -> Float[Tensor, "prompt row token"]:
@@ -250,20 +248,16 @@ def _rows(present: int, kv_heads: int, heads: int, chosen: frozenset[int], least
     raise InputError(f"a change needs {least} rows of positions, but this model has {heads} heads; give it fewer")
 
 
-def _rotates(attention: RepositionedAttention) -> bool:
-    return attention.assigner is not None and attention.frequencies is not None
-
-
 def _chosen_heads(model: nn.Module, heads: Heads, layer: Layers) -> dict[int, frozenset[int]]:
     """The heads of every layer in question."""
     every = {attention.layer_idx: frozenset(range(attention.heads)) for attention in attentions(model)}
     if heads is not None and layer is not None:
         raise InputError("heads as (layer, head) pairs or a layer were wanted, not both; leave one out")
     if heads is None and layer is None:
-        layers = [attention.layer_idx for attention in attentions(model) if _rotates(attention)]
+        layers = [attention.layer_idx for attention in attentions(model) if attention.uses_positions]
         if not layers:
             schemes = dict.fromkeys(attention.scheme for attention in attentions(model))
-            raise InputError(f"no layer of this model ({', '.join(schemes)}) rotates anything by positions, so none can be set")
+            raise InputError(f"no layer of this model ({', '.join(schemes)}) assigns positions, so none can be set")
         return {number: every[number] for number in layers}
     if heads is None:
         named: Any = [layer] if np.ndim(layer) == 0 else layer  # pyright: ignore[reportArgumentType, reportCallIssue]
@@ -273,10 +267,9 @@ def _chosen_heads(model: nn.Module, heads: Heads, layer: Layers) -> dict[int, fr
     if not chosen:
         raise InputError("no layer was named; name some, or leave them out for all")
     for attention in attentions_of(model, chosen):
-        if not _rotates(attention):
+        if not attention.uses_positions:
             raise InputError(
-                f"layer {attention.layer_idx} ({attention.scheme}) rotates nothing by positions, so none can be set; "
-                "choose another layer"
+                f"layer {attention.layer_idx} ({attention.scheme}) assigns no positions, so none can be set; choose another layer"
             )
     return chosen
 

@@ -13,17 +13,19 @@ Knows nothing about what is measured.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 import xarray as xr
+from torch import Tensor
 
 from repo_interp.entry_points import MEASURES, called
 from repo_interp.errors import InputError, one_line
-from repo_interp.inputs import TENSORS, AttentionInputs, Predictions, Spans
+from repo_interp.inputs import TENSORS, AttentionInputs, Predictions, Spans, changes_of
 from repo_interp.measures.kernels.heads import Reduction, reduced
 from repo_interp.measures.kernels.segmentation import Kinds
 from repo_interp.measures.labels import Arrays, added, joined
@@ -186,7 +188,26 @@ def of_training_length(measure: Measure, tokens: int) -> Measure:
 
 def share(measures: Iterable[Measure], inputs: AttentionInputs, spans: Spans) -> None:
     """Make what `measures` will ask of the heads of a layer in one pass over them; `inputs` keep it for them."""
-    reduced(inputs, [reduction for measure in measures for reduction in measure.reductions(inputs, spans)])
+    asked: list[Reduction] = []
+    for measure in measures:
+        with read_only(measure, inputs, spans):
+            asked += measure.reductions(inputs, spans)
+    reduced(inputs, asked)
+
+
+@contextmanager
+def read_only(measure: Measure, record: AttentionInputs | Predictions, spans: Spans) -> Iterator[None]:
+    """While the context lasts, `measure` may read the tensors of `record` and `spans`. Raises InputError by its name where it changed one
+    in place: the model and other measures go on with it.
+    """
+    seen = [(name, each, changes_of(each)) for name, each in (*vars(record).items(), *spans.items()) if isinstance(each, Tensor)]
+    yield
+    for name, tensor, changes in seen:
+        if changes_of(tensor) != changes:
+            raise InputError(
+                f"{called(MEASURES, measure.name)} changes {name} in place, which the model and other measures go on with; "
+                "change a copy of it, as clone() gives one"
+            )
 
 
 PARTS = ("name", "required_spans", "parameters", "observe", "conclude")

@@ -1,7 +1,7 @@
 """A stock attention module whose positions come from a scheme.
 
     z = assign(h)                                   positions, or none
-    S = logit_scale * rotate(q, z) rotate(k, z)^T + position_logits(q, k, ...)       masked to the past
+    S = logit_scale * rotate(q, z) rotate(k, z)^T + position_logits(q, k, z, ...)    masked to the past
     out = softmax(S) v
 
 The stock module stays in place and computes everything else: projections, norms, gates, the output. `RepositionedAttention` attaches
@@ -139,6 +139,11 @@ class RepositionedAttention:
     def position_logits(self) -> PositionLogits | None:
         """Adds to the logits; None where the scheme adds nothing."""
         return self.module.position_logits
+
+    @property
+    def uses_positions(self) -> bool:
+        """Whether what the layer computes depends on positions that it assigns: it rotates by them, or adds to the logits by them."""
+        return self.assigner is not None and (self.frequencies is not None or self.position_logits is not None)
 
     @property
     def training(self) -> bool:
@@ -281,10 +286,12 @@ class RepositionedAttention:
         for observe in self.observers:
             new, bias, of_rows = Content(queries, now.new_keys, now.new_values, now.gate_keys), own.for_measures, None
             if self.position_logits is not None or bias is not None:
-                of_rows = LogitsOfRows(self.position_logits, new, now.index, self.scaling, bias)
+                places = now.index if now.positions is None else now.positions
+                of_rows = LogitsOfRows(self.position_logits, new, places, self.scaling, bias)
             observe(self, queries, now.new_keys, now.positions, of_rows)
         content = now.content = Content(queries, keys, values, now.gate_keys)
         positions, key_positions = now.positions, self._positions_of_keys(keys)
+        added = self._added(content, key_positions, own.mask)
         if positions is not None and key_positions is not None and self.frequencies is not None and self.frequencies.ndim == 3:
             # Each head has frequencies of its own, [head, 1, component]: `interventions.rescaled`.
             positions, key_positions = expand_heads(positions, self.heads), expand_heads(key_positions, self.heads)
@@ -292,7 +299,6 @@ class RepositionedAttention:
             # One position per head: heads that share a key need it rotated each in its own way.
             keys, values = expand_heads(keys, positions.shape[1]), expand_heads(values, positions.shape[1])
         queries, keys = self.rotate(queries, keys, positions, key_positions)
-        added = self._added(content, now.index, keys.shape[2], own.mask)
         if own.bias is not None:
             added = own.bias if added is None else added + own.bias
         attended, pattern = self.attend(queries, keys, values, own.mask, added, keywords)
@@ -396,15 +402,19 @@ class RepositionedAttention:
         return (pattern @ expand_heads(values, scores.shape[1])).transpose(1, 2).contiguous(), pattern
 
     def _added(
-        self, content: Content, index: Tensor, keys: int, attention_mask: Tensor | None
+        self, content: Content, key_positions: Tensor | None, attention_mask: Tensor | None
     ) -> Float[Tensor, "batch head row key"] | None:
+        """What the scheme adds to the logits: by the positions of the pass, as hooks left them; by the index where there are none."""
         if self.position_logits is None:
             return None
-        rows, device = content.queries.shape[2], content.queries.device
-        # The last token's index is right whatever the padding; earlier ones count back from it.
-        key_index = torch.arange(1 - keys, 1, device=device) + index[:, -1:]
+        rows, keys, device = content.queries.shape[2], content.keys.shape[2], content.queries.device
+        positions = self.running.positions
+        if positions is None or key_positions is None:
+            # The last token's index is right whatever the padding; earlier ones count back from it.
+            key_positions = torch.arange(1 - keys, 1, device=device) + self.running.index[:, -1:]
+            positions = key_positions[:, -rows:]
         seen = visible(rows, keys, attention_mask, device)
-        added = content.added(self.position_logits, slice(None), key_index[:, -rows:], key_index, seen, self.scaling)
+        added = content.added(self.position_logits, slice(None), positions, key_positions, seen, self.scaling)
         return self.sites.position_logits(added)
 
     def _cached_tokens(self, cache: Any, tokens: int) -> int:

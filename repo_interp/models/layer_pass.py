@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor, nn
 
 from repo_interp.positions.logits import PositionLogits
@@ -27,11 +27,11 @@ class Content:
     gate_keys: Float[Tensor, "batch kv_head key d_head"] | None
 
     def added(
-        self, scheme: PositionLogits, rows: Any, query_index: Tensor, key_index: Tensor, seen: Tensor, logit_scale: float
+        self, scheme: PositionLogits, rows: Any, positions: Tensor, key_positions: Tensor, seen: Tensor, logit_scale: float
     ) -> Float[Tensor, "batch head row key"]:
-        """What `scheme` adds to the logits of `rows` of the queries, whose numbers are `query_index`."""
+        """What `scheme` adds to the logits of `rows` of the queries, which have `positions`."""
         queries = self.queries[:, :, rows]
-        return scheme(queries, self.keys, query_index, key_index, seen, logit_scale, self.values, self.gate_keys)
+        return scheme(queries, self.keys, positions, key_positions, seen, logit_scale, self.values, self.gate_keys)
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class LogitsOfRows:
 
     position_logits: PositionLogits | None
     content: Content
-    index: Int[Tensor, "any token"]
+    positions: Num[Tensor, "any *row token"]
+    """Of all tokens, in rows; the index where the layer assigns none."""
     logit_scale: float
     bias: Float[Tensor, "any any row key"] | None = None
     """Of the stock module."""
@@ -53,7 +54,7 @@ class LogitsOfRows:
         if self.position_logits is None:
             assert bias is not None
             return bias
-        added = self.content.added(self.position_logits, rows, self.index[:, rows], self.index, seen, self.logit_scale)
+        added = self.content.added(self.position_logits, rows, self.positions[..., rows], self.positions, seen, self.logit_scale)
         return added if bias is None else added + bias
 
 

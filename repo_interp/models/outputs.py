@@ -21,7 +21,7 @@ from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.capture import capture
 from repo_interp.models.layer_pass import Content
 from repo_interp.models.reposition import attentions_of, called_at
-from repo_interp.positions.layouts import LEARNED
+from repo_interp.positions.assigners import TokenIndex
 from repo_interp.positions.logits import exact, soft_capped
 from repo_interp.positions.rotary import expand_heads
 
@@ -106,7 +106,7 @@ def outputs_over_windows(
     assert content is not None
     heads = content.queries.shape[1]
     asked = content.queries[:, :, query, None]
-    learned = attention.scheme in LEARNED
+    learned = not isinstance(attention.assigner, TokenIndex | None)
     index = torch.arange(window, device=asked.device)[None]
     outputs = []
     for start in starts:
@@ -124,7 +124,8 @@ def outputs_over_windows(
         logits = soft_capped(logits, attention.attn_logit_softcapping)
         if attention.position_logits is not None:
             seen = torch.ones(1, 1, 1, window, dtype=torch.bool, device=asked.device)
-            added = attention.position_logits(asked, raw, index[:, -1:], index, seen, attention.scaling, values, None)
+            places = (index[:, -1:], index) if at is None else (here, at)
+            added = attention.position_logits(asked, raw, *places, seen, attention.scaling, values, None)
             logits = logits + added
         outputs.append((logits.softmax(-1) @ expand_heads(values, heads))[0, :, 0].flatten())
     return torch.stack(outputs)

@@ -7,6 +7,7 @@
     hope, hope_ab1 .. ab3       index        theta_r of some components      -
     rope_high                   index        theta_r, components dropped     -          (HoPE table 3, "removed")
     alibi, kerple, fire         index        -                               a function of the distance
+    repo_alibi                  learned      -                               as alibi, of the distance of learned positions
     cope, cope_alibi, cope_mlp  -            -                               a function of gated counts
     cope_rope                   index        theta_r                         as cope
 
@@ -80,7 +81,8 @@ class SchemeBuilder:
         elif scheme in CONTEXTUAL:
             added = self._contextual(scheme, d_head, rotation)
         if scheme in _UNPOSITIONED or (added is not None and scheme != "cope_rope"):
-            return SchemeParts(scheme, TokenIndex() if scheme in _ADDITIVE else None, None, position_logits=added)
+            assigner = self._assigner(scheme, rotation) if scheme in _ADDITIVE else None
+            return SchemeParts(scheme, assigner, None, position_logits=added)
         frequencies, components = rotation.frequencies, None
         try:
             if scheme in _FREQUENCIES:
@@ -105,7 +107,7 @@ class SchemeBuilder:
     def _assigner(self, scheme: str, rotation: Rotation) -> nn.Module:
         width = self.config.hidden_size
         rows = {"kv_head": rotation.kv_heads, "head": rotation.heads, "layer": 1}[self.options.assignment]
-        if scheme == "repo":
+        if scheme in ("repo", "repo_alibi"):
             return LearnedPositions(width, rows)
         if scheme == "multihead_continuous":
             return LinearPositions(width, rows)
@@ -146,7 +148,7 @@ def carried(chosen: Float[Tensor, "component"], rotation: Rotation) -> Float[Ten
 
 _UNPOSITIONED = ("nope", "learned")
 _ADDITIVE: dict[str, Callable[[int, int], PositionLogits]] = {
-    "alibi": lambda heads, length: ALiBi(heads),
+    **dict.fromkeys(("alibi", "repo_alibi"), lambda heads, length: ALiBi(heads)),
     "kerple": lambda heads, length: KerpleLog(heads),
     "fire": lambda heads, length: FIRE(heads, threshold=float(length)),
 }

@@ -74,6 +74,7 @@ _SCHEMES = {
 SCHEME_COLOURS: Mapping[str, str] = {scheme: colour for scheme, (_, colour) in _SCHEMES.items()}
 SCHEME_NAMES: Mapping[str, str] = {
     **{scheme: name for scheme, (name, _) in _SCHEMES.items()},
+    "repo_alibi": "RePo-ALiBi",
     "cope_rope": "CoPE + RoPE",
     "cope_alibi": "CoPE-ALiBi",
     "cope_mlp": "CoPE-MLP",

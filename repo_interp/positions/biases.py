@@ -5,8 +5,9 @@
     KERPLE power  B = -a_h D^(b_h),  a > 0, 0 < b <= 2                       (the same)
     FIRE          B = f_h(psi(D) / psi(max(L, z_i))),  psi(x) = log(1 + c x) (Li et al. 2024, listing)
 
-z is the token's index, or any real-valued position; distances are symmetric, as KERPLE's kernels are. ALiBi and KERPLE see
-differences of positions only; FIRE's normaliser grows with the query's own position, so it wants positions counted from 0.
+z is the token's index, or any real-valued position, such as RePo's learned one. Distances are symmetric, as KERPLE's kernels are: a key
+that a learned position puts beyond its query is as far away as one behind it. ALiBi and KERPLE see differences of positions only;
+FIRE's normaliser grows with the query's own position above L, so it wants positions counted from 0.
 
 KERPLE's constraints hold by construction: a = exp(.), b = exp(.) or 2 sigmoid(.) of unconstrained parameters. (The authors' code
 clamps a, b to at least 0.01 before every use instead; the starting values are drawn as there.)
@@ -76,6 +77,8 @@ class PositionBias(PositionLogits):
     def _rows_of_positions(self, index: Num[Tensor, "..."]) -> Float[Tensor, "batch any token"]:
         """Positions in float32 with an axis of heads: one row for all of them, or one per head."""
         positions = exact(index if index.ndim == 3 else index[:, None])
+        if len(positions) > 1 and not positions.requires_grad and torch.equal(positions, positions[:1].expand_as(positions)):
+            positions = positions[:1]  # the index: one bias for all prompts, not a copy for each
         return positions if positions.shape[1] == 1 else expand_heads(positions, self.heads)
 
 

@@ -24,6 +24,7 @@ SCHEMES: dict[str, str] = {
     "rope": "rotation by the token index",
     "nope": "no position",
     "repo": "rotation by learned positions (RePo)",
+    "repo_alibi": "ALiBi's slopes times the distance of learned positions, added to the logits",
     "continuous": "rotation by one linear map of the hidden state, shared by all heads",
     "multihead_continuous": "rotation by one linear map of the hidden state per head",
     "learned": "a learned vector per position, added to the token embeddings; for all layers at once",
@@ -43,7 +44,7 @@ SCHEMES: dict[str, str] = {
 """Every scheme of ours that a layer can have, with what it is."""
 
 PARAMETERS: dict[str, tuple[str, ...]] = {
-    "repo": ("gate_map", "content_map", "final_map"),
+    **dict.fromkeys(("repo", "repo_alibi"), ("gate_map", "content_map", "final_map")),
     "continuous": ("dynamic_map",),
     "multihead_continuous": ("dynamic_map",),
     "kerple": ("log_rate", "log_scale"),
@@ -52,7 +53,7 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
 }
 """The modules and parameters in which schemes keep what they learn in a layer, as checkpoints name them under `self_attn`."""
 
-LEARNED = ("repo", "continuous", "multihead_continuous")
+LEARNED = ("repo", "repo_alibi", "continuous", "multihead_continuous")
 """Schemes that learn positions from the hidden state."""
 
 CONTEXTUAL = ("cope", "cope_alibi", "cope_mlp", "cope_rope")

@@ -44,8 +44,9 @@ class PositionLogits(nn.Module, ABC):
     ) -> Float[Tensor, "batch head row key"]:
         """Position logits of some rows against all keys, to add to the scaled logits; 0 where not visible.
 
-        `queries`, `keys`: before any rotation. `query_index`, `key_index`: each token's number among the valid tokens of its
-        prompt, or real-valued positions, [batch, row] or [batch, P, row] with P one of 1, the key-value heads, the heads.
+        `queries`, `keys`: before any rotation. `query_index`, `key_index`: the positions that the layer's assigner gave, as
+        hooks left them, [batch, P, row] with P one of 1, the key-value heads, the heads; without an assigner each token's number
+        among the valid tokens of its prompt, [batch, row].
         `visible`: which keys a row may attend to. Batch axes of 1 broadcast. Returns float32 (float64 for float64 input) whatever
         the model's dtype; its batch axis is 1 where nothing it depends on differs between prompts.
         """

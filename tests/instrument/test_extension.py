@@ -237,6 +237,8 @@ m_units = measure("m_units", conclude=lambda self, statistics: one([1.0]))
 m_objects = measure("m_objects", conclude=lambda self, statistics: one([object()], **UNITS))
 m_layers = measure("m_layers", conclude=lambda self, statistics: one([1.0], **UNITS).rename(x="layer"))
 m_spans = measure("m_spans", required_spans=7)
+m_writes = measure("m_writes", observe=lambda self, inputs, spans: inputs.queries.mul_(0))
+m_scheme = measure("m_scheme", conclude=lambda self, statistics: conclude(self, statistics).rename(square="scheme"))
 m_parameters = measure("m_parameters", parameters=3)
 m_parameter = measure("m_parameter", parameters={"a": object()})
 m_figure, m_raise, m_leave = (measure(name) for name in ("m_figure", "m_raise", "m_leave"))
@@ -246,6 +248,9 @@ e_no_plan = experiment("e_no_plan", lambda self, *given: 3)
 e_passes = experiment("e_passes", lambda self, *given: Plan(self, 3, fail))
 e_run = experiment("e_run", lambda self, *given: Plan(self, (4,), fail))
 e_groups = experiment("e_groups", lambda self, *given: Plan(self, (4,), lambda *how: 3))
+squares = one([1.0], **UNITS)
+e_scheme = experiment("e_scheme", lambda self, *given: Plan(self, (4,), lambda *how: {"e_scheme": squares.rename(square="scheme")}))
+e_taken = experiment("e_taken", lambda self, *given: Plan(self, (4,), lambda *how: {"e_taken": squares, "layout": squares}))
 e_group = experiment("e_group", lambda self, *given: Plan(self, (4,), lambda *how: {"e_group": 3}))
 
 
@@ -282,6 +287,10 @@ OF_FAILING = {
     "m_units": "the measure 'm_units' of the package broken-extras gives 'square' without long_name or units; describe it",
     "m_objects": "the measure 'm_objects' of the package broken-extras gives 'square' of Python objects; wanted numbers or texts",
     "m_layers": "the measure 'm_layers' of the package broken-extras gives the axis 'layer' without the numbers of the layers",
+    "m_writes": "the measure 'm_writes' of the package broken-extras changes queries in place, which the model and other measures go on",
+    "m_scheme": "a variable of the measure 'm_scheme' of the package broken-extras has the name 'scheme', which a run keeps",
+    "e_scheme": "a variable of the experiment 'e_scheme' of the package broken-extras has the name 'scheme', which a run keeps",
+    "e_taken": "a group of the experiment 'e_taken' of the package broken-extras has the name 'layout', which a run keeps",
     "m_spans": "the measure 'm_spans' of the package broken-extras has a int as required_spans; wanted names",
     "m_parameters": "the measure 'm_parameters' of the package broken-extras has a int as parameters; wanted values by name",
     "m_parameter": "the measure 'm_parameter' of the package broken-extras has a object as parameter a; wanted numbers or words",
@@ -423,5 +432,4 @@ def test_a_scheme_of_ours_is_its_file_and_two_lines(tmp_path, monkeypatch):
 
 def test_nothing_else_lists_the_schemes():
     colours = {"plots/style.py"}  # and names in legends, of those that have one; others are grey and go by their own name
-    options = {"checkpoint_files/options.py"}  # which schemes an option changes
-    assert enumerations(set(layouts.SCHEMES)) == {"positions/layouts.py"} | colours | options
+    assert enumerations(set(layouts.SCHEMES)) == {"positions/layouts.py"} | colours

@@ -25,7 +25,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from repo_interp.inputs import AttentionInputs
+from repo_interp.errors import InputError
+from repo_interp.inputs import AttentionInputs, changes_of
 from repo_interp.measures.kernels.causal_pairs import CausalPairs, chunk_size
 from repo_interp.measures.kernels.profiles import component_profiles, logit_profile
 from repo_interp.measures.kernels.seen_pairs import PairCounts, pair_counts
@@ -184,8 +185,13 @@ def reduced(
         wanted = frozenset(name for reduction in begun for name in reduction.quantities)
         for block in head_blocks(inputs, rows, memory, wanted):
             for part in _well_conditioned(inputs, block, begun):
+                present = changes_of(part.queries) + changes_of(part.keys)
                 for reduction, result in begun.items():
                     reduction.add(result, inputs, part)
+                    if changes_of(part.queries) + changes_of(part.keys) > present:
+                        raise InputError(
+                            f"{type(reduction)} changes heads in place, which other reductions go on with; change a copy"
+                        )
     known |= begun
     return [known[reduction] for reduction in reductions]
 

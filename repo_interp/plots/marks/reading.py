@@ -16,7 +16,7 @@ from repo_interp.errors import InputError
 from repo_interp.plots.style import scheme_colour, scheme_name
 from repo_interp.run import require_run
 
-LEARNED_SCHEMES = ("repo", "continuous", "multihead_continuous")
+LEARNED_SCHEMES = ("repo", "repo_alibi", "continuous", "multihead_continuous")
 """Schemes whose positions are learned: only their ranges and patterns differ from those of the token index."""
 BACKGROUND = "rest"
 """The span that is never shaded."""

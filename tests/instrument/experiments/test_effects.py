@@ -240,7 +240,7 @@ REFUSED = {
         "prompts": [Prompt((3, 4, 5), generated=(0, 2))]
     },  # was read from the last token
     "nothing to predict for reversal": {"prompts": [Prompt(tokens=(3, 4, 5))]},
-    "no layer of this model (nope) rotates by positions": {"scheme": "nope"},
+    "no layer of this model (nope) assigns positions": {"scheme": "nope"},
 }
 
 

@@ -31,7 +31,9 @@ def logits_under(model, context):
         return model(TOKENS).logits
 
 
-@pytest.mark.parametrize("scheme", ["rope", "nope", "repo", "repo head", "hope", "alibi", "kerple", "fire", "learned"])
+@pytest.mark.parametrize(
+    "scheme", ["rope", "nope", "repo", "repo head", "repo_alibi", "hope", "alibi", "kerple", "fire", "learned"]
+)
 def test_a_cap_at_the_length_of_the_prompt_changes_nothing(scheme):
     model = repositioned(scheme)
     plain = logits_under(model, torch.no_grad())
@@ -105,7 +107,26 @@ def test_learned_positions_are_capped_by_their_difference():
     assert_close(seen["scores"][..., causal], (turned.real.sum(-1) * attention.scaling)[..., causal], atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("scheme", ["rope", "nope", "repo", "repo head", "hope", "alibi", "kerple", "fire"])
+def test_the_bias_of_learned_positions_is_capped_by_their_difference():
+    model = repositioned("repo_alibi")
+    attention, seen = next(attentions(model)), {}
+    with torch.no_grad():
+        attention.assigner.final_map.weight.mul_(1000)
+    with lm_infinite(model, 7, 20), torch.no_grad():  # all keys global: no mask, but every pair capped
+        attention.observers.append(lambda layer, *rest: seen.update(zip(("queries", "keys", "positions"), rest, strict=False)))
+        handle = attention.sites.scores.register_forward_hook(lambda m, a, out: seen.update(scores=out))
+        model(TOKENS)
+        handle.remove()
+    positions, keys = (seen[name].repeat_interleave(2, 1) for name in ("positions", "keys"))
+    distance = (positions[..., :, None] - positions[..., None, :]).abs()
+    assert (distance > 7).any() and (distance < 7).any()
+    slopes = torch.tensor([2.0 ** (-2 * (head + 1)) for head in range(4)])[:, None, None]
+    expected = seen["queries"] @ keys.mT * attention.scaling - slopes * distance.clamp(max=7)
+    causal = torch.ones(20, 20, dtype=torch.bool).tril()
+    assert_close(seen["scores"][..., causal], expected[..., causal], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("scheme", ["rope", "nope", "repo", "repo head", "repo_alibi", "hope", "alibi", "kerple", "fire"])
 @pytest.mark.parametrize("first", [0, 2, 9])
 def test_lm_infinite_in_blocks_of_rows_is_the_whole_map_and_makes_no_far_score(scheme, first, monkeypatch):
     model, shapes = repositioned(scheme), []
@@ -138,17 +159,16 @@ def test_lm_infinite_sees_the_mask_of_padded_prompts(padding, monkeypatch):
     assert_close(both[1:, : alone.shape[1]], alone, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("scheme", ["rope", "repo", "alibi", "fire"])
+@pytest.mark.parametrize("scheme", ["rope", "repo", "repo_alibi", "alibi", "fire"])
 def test_interpolation_by_one_changes_nothing_and_by_two_halves_every_distance(scheme):
     model = repositioned(scheme)
     plain = logits_under(model, torch.no_grad())
     assert_close(logits_under(model, interpolated(model, 1.0)), plain)
     by_two = logits_under(model, interpolated(model, 2.0))
     assert not torch.allclose(by_two, plain, atol=1e-5)
-    if scheme == "rope":
-        index = torch.arange(20)[None].expand(2, -1) / 2
-        for attention in attentions(model):  # positions i / 2 by hand
-            attention.sites.positions.register_forward_hook(lambda m, a, out: index[:, None])
+    if scheme != "fire":
+        for attention in attentions(model):  # positions z / 2 by hand
+            attention.sites.positions.register_forward_hook(lambda m, a, out: out / 2)
         assert_close(logits_under(model, torch.no_grad()), by_two, atol=1e-5, rtol=1e-5)
 
 

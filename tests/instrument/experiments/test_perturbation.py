@@ -31,7 +31,9 @@ def logits_under(model, context):
         return model(TOKENS).logits
 
 
-@pytest.mark.parametrize("scheme", ["rope", "nope", "repo", "repo head", "hope", "alibi", "fire", "cope", "learned"])
+@pytest.mark.parametrize(
+    "scheme", ["rope", "nope", "repo", "repo head", "repo_alibi", "hope", "alibi", "fire", "cope", "learned"]
+)
 def test_moving_keys_by_nothing_and_exchanging_none_changes_nothing(scheme):
     model = repositioned(scheme)
     plain, still = logits_under(model, torch.no_grad()), torch.zeros_like(TOKENS)
@@ -41,7 +43,7 @@ def test_moving_keys_by_nothing_and_exchanging_none_changes_nothing(scheme):
     assert_close(logits_under(model, exchanged_keys(model, dict.fromkeys(layers, same))), plain)
 
 
-@pytest.mark.parametrize("scheme", ["rope", "repo", "repo head", "alibi", "kerple", "learned"])
+@pytest.mark.parametrize("scheme", ["rope", "repo", "repo head", "repo_alibi", "alibi", "kerple", "learned"])
 def test_moving_all_keys_of_a_prompt_moves_its_positions(scheme):
     """Against a model whose keys are rotated at z + 3 by hand; relative schemes then see every distance 3 smaller."""
     model = repositioned(scheme)

@@ -210,7 +210,7 @@ def test_edits_that_do_not_fit_are_refused_in_one_line(bridge, prompt, case):
 def test_a_layer_that_rotates_nothing_is_refused_and_shown_without_positions():
     bridge = ri.load(OFFICIAL / "nope")
     layer = ri.layout(bridge).index("nope")
-    with pytest.raises(InputError, match="rotates nothing"):
+    with pytest.raises(InputError, match="assigns no positions"):
         Session(bridge, TOKENS, [Edit(kind="frozen", layer=layer)])
     seen = Session(bridge, TOKENS).look([(layer, 0)], 5)
     assert np.isnan(seen["position"]).all() and np.isfinite(seen["weight"][0, :6]).all()

@@ -8,13 +8,17 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from families import repositioned
 
 import repo_interp as ri
 from repo_interp import entry_points
 from repo_interp.cli import main
+from repo_interp.experiments import Experiment, Plan
 from repo_interp.measures.catalogue import measure_named, measure_names
+from repo_interp.measures.kernels.logit_sums import LogitSums, logit_sums
 from repo_interp.measures.labels import described, of_layer
 from repo_interp.measures.statistics import Measure, Needs, Statistics, as_measure, merge, of_training_length
+from repo_interp.tasks import Prompt
 
 
 @dataclass(frozen=True)
@@ -96,3 +100,123 @@ def test_an_object_with_the_parts_alone_needs_nothing_more():
     assert (measure.name, measure.needs, measure.parameters) == ("parts", Needs(spans=("needle",)), {"width": 2})
     assert of_training_length(measure, 8) is measure and as_measure(measure) is measure
     assert measure.conclude(measure.observe(None, {}))["s"].values.tolist() == [1.0]  # pyright: ignore[reportArgumentType]
+
+
+TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
+
+
+class Foreign(Measure):
+    """Another package's, which does `act` when it observes a layer, or where it asks for reductions."""
+
+    def __init__(self, act=lambda inputs, spans: None, name="foreign", variable="square", ask=lambda inputs: ()):
+        self.act, self.name, self.variable, self.ask = act, name, variable, ask
+
+    @property
+    def parameters(self):
+        return {}
+
+    def reductions(self, inputs, spans):
+        return self.ask(inputs)
+
+    def observe(self, inputs, spans):
+        self.act(inputs, spans)
+        return Statistics(
+            per_prompt=xr.Dataset(
+                {"square": of_layer(inputs, ("prompt", "layer", "head"), inputs.queries.square().sum((-1, -2)))}
+            )
+        )
+
+    def conclude(self, statistics):
+        return xr.Dataset({self.variable: described(statistics.per_prompt["square"], "square", "1")})
+
+
+def in_place(name):
+    return lambda inputs, spans: getattr(inputs, name).zero_()
+
+
+CHANGES = {
+    **{name: (in_place(name), name) for name in ("queries", "keys", "positions", "frequencies", "valid", "tokens", "prompts")},
+    "a view": (lambda inputs, spans: inputs.queries[:, 0].add_(1), "queries"),
+    "a span": (lambda inputs, spans: spans["words"].zero_(), "words"),
+}
+"""What a measure does in place, and the name of what it changes."""
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_measure_that_changes_what_others_see_is_refused_by_name_and_the_model_stays_as_it_was(case):
+    """Found: positions of the next layer moved by 2.3, and the run said nothing."""
+    act, name = CHANGES[case]
+    model = repositioned("repo")
+    prompts = [Prompt(tokens=tuple(row), spans={"words": (3, 4)}) for row in TOKENS.tolist()]
+    with torch.no_grad():
+        before = model(TOKENS).logits
+    with pytest.raises(
+        ri.InputError, match=rf"^the measure 'foreign' changes {name} in place, which the model and other measures"
+    ):
+        ri.analyze(model, prompts, ["three_axis", Foreign(act), "positions"], batch_size=2)
+    with torch.no_grad():
+        assert torch.equal(model(TOKENS).logits, before)
+
+
+def test_what_torch_does_not_count_is_changed_for_that_measure_alone():
+    model = repositioned("repo")
+
+    def act(inputs, spans):
+        for made in (inputs.rotated_queries, logit_sums(inputs).square):  # of the inputs, for whoever asks again
+            made.zero_()
+        for seen in (inputs.queries, inputs.keys, inputs.positions, inputs.frequencies):
+            seen.numpy()[...] = 0
+
+    with torch.no_grad():
+        before = model(TOKENS).logits
+    alone, beside = (ri.analyze(model, TOKENS, [*others, "three_axis", "positions"]) for others in ([], [Foreign(act)]))
+    for name in ("three_axis", "positions"):
+        xr.testing.assert_identical(alone[name].to_dataset(), beside[name].to_dataset())
+    with torch.no_grad():
+        assert torch.equal(model(TOKENS).logits, before)
+
+
+class Greedy(LogitSums):
+    """A reduction that changes the heads that all reductions are given."""
+
+    def add(self, result, inputs, block):
+        block.queries.zero_()
+
+
+def test_reductions_and_inference_mode_are_no_way_around():
+    for foreign, said in (
+        (Foreign(ask=lambda inputs: inputs.queries.zero_()), "'foreign' changes queries in place"),
+        (Foreign(ask=lambda inputs: [Greedy()]), r"Greedy'> changes heads in place"),
+        (Foreign(in_place("queries")), "'foreign' changes queries in place"),
+    ):
+        with torch.inference_mode(), pytest.raises(ri.InputError, match=said):
+            ri.analyze(repositioned("rope"), TOKENS, [foreign, "three_axis"])
+
+
+NAMES = ("", ".", "a/b", "run", "checkpoint", "dtype", "training_step", "positions", "effects", "scores", 3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_that_a_run_keeps_or_cannot_hold_are_refused(name):
+    """Found: results of that name vanished from the run, stood in the place of others, or no comparison could be made."""
+    model = repositioned("rope")
+    with pytest.raises(ri.InputError, match="which a run keeps for something else or cannot hold"):
+        ri.analyze(model, TOKENS, [Foreign(name=name)])
+    if name not in ("checkpoint", "dtype", "training_step", "positions", "effects", "scores"):
+        with pytest.raises(ri.InputError, match=r"a variable of the measure 'foreign' has the name .*, which a run keeps"):
+            ri.analyze(model, TOKENS, [Foreign(variable=name)])
+
+
+def test_an_experiment_cannot_put_a_group_in_the_place_of_a_measures():
+    @dataclass(frozen=True)
+    class Taking(Experiment):
+        name = "taking"
+
+        def plan(self, *given):
+            group = xr.Dataset({"x": ("layer", [1.0], {"long_name": "x", "units": "1"})}, {"layer": [0]})
+            return Plan(self, (4,), lambda *how: {"positions": group})
+
+    with pytest.raises(ri.InputError, match="a group of the experiment 'taking' has the name 'positions', which a run keeps"):
+        ri.analyze(repositioned("rope"), TOKENS, ["positions"], experiments=[Taking()])
+    with pytest.raises(ri.InputError, match="the experiment 'taking' has the name 'taking', which a run keeps"):
+        ri.analyze(repositioned("rope"), TOKENS, [Foreign(name="taking")], experiments=[Taking()])

@@ -198,7 +198,7 @@ def test_traces_wander_in_the_plane_of_the_reference(run):
     assert group["step"].values.tolist() == [0, 8, 16, 24, 32]
 
 
-@pytest.mark.parametrize("scheme", ["rope", "repo", "alibi"])
+@pytest.mark.parametrize("scheme", ["rope", "repo", "repo_alibi", "alibi"])
 def test_a_query_over_its_own_window_puts_out_what_the_model_does(scheme):
     model = ri.reposition(tiny("qwen3"), scheme)
     tokens, outputs = torch.randint(3, 64, (1, 12), generator=torch.Generator().manual_seed(1)), []

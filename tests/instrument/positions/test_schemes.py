@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -11,12 +12,14 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM
 
 import repo_interp as ri
+from repo_interp import interventions as iv
 from repo_interp.models.capture import capture
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.reposition import attentions, scheme_modules
+from repo_interp.positions.biases import FIRE, ALiBi, KerpleLog, KerplePower
 
 TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
-ROWS = {"rope": 1, "continuous": 1, "repo": None}
+ROWS = {"rope": 1, "continuous": 1, "repo": None, "repo_alibi": None}
 """Rows of positions by scheme; None: as many as key-value heads."""
 GREEDY = {"max_new_tokens": 8, "do_sample": False, "attention_mask": torch.ones_like(TOKENS), "eos_token_id": None}
 FAMILIES = ("llama_mha", "olmo2", "olmo3", "qwen3", "gemma2", "gemma3", "smollm3")
@@ -105,6 +108,84 @@ def test_bfloat16_stays_near_float32(variant):
         rounded = model.to(torch.bfloat16)(TOKENS).logits
     assert rounded.dtype == torch.bfloat16 and (rounded.float() - exact).abs().mean() < 0.15 * exact.abs().mean()
     assert all(one.frequencies is None or one.frequencies.dtype == torch.float32 for one in attentions(model))
+
+
+BIASES = {ALiBi: ALiBi, KerpleLog: KerpleLog, KerplePower: KerplePower, FIRE: lambda heads: FIRE(heads, threshold=2.0)}
+
+
+def slow_bias(module, head, query, key):
+    """One number of B, from the formula; `query` and `key` are positions."""
+    far, of_head = abs(query - key), {name: value.tolist() for name, value in module.named_parameters()}
+    if isinstance(module, ALiBi):
+        return -(2.0 ** (-8 * (head + 1) / module.heads)) * far
+    if isinstance(module, KerpleLog):
+        return -math.exp(of_head["log_scale"][head]) * math.log(1 + math.exp(of_head["log_rate"][head]) * far)
+    if isinstance(module, KerplePower):
+        return -math.exp(of_head["log_scale"][head]) * far ** (2 / (1 + math.exp(-of_head["exponent_logit"][head])))
+    curvature, threshold = abs(of_head["curvature"]), 2.0 * abs(of_head["threshold_factor"])
+    progress = math.log(1 + curvature * far) / (math.log(1 + curvature * max(query, threshold)) + 1e-6)
+    hidden = [
+        max(0.0, row[0] * progress + shift) for row, shift in zip(of_head["hidden.weight"], of_head["hidden.bias"], strict=True)
+    ]
+    return sum(a * b for a, b in zip(of_head["output.weight"][head], hidden, strict=True)) + of_head["output.bias"][head]
+
+
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("rows", ["kv_head", "head", "layer", "index, changed"])
+def test_a_bias_is_of_the_positions_of_the_pass_whatever_assigns_or_changes_them(bias, rows):
+    """Found: positions that a scheme assigned, and a hook set, changed nothing that was added to the logits."""
+    learned = rows != "index, changed"
+    model = ri.reposition(tiny("llama"), *(["repo_alibi"] if learned else ["alibi"]), **({"assignment": rows} if learned else {}))
+    seen = {}
+    for attention in attentions(model):
+        attention.module.position_logits = BIASES[bias](4)
+        if learned:
+            torch.nn.init.normal_(attention.assigner.final_map.weight, std=3.0)
+        else:
+            heads = attention.sites.positions  # a row for every head, behind and before others, and between whole numbers
+            heads.register_forward_hook(lambda m, a, z: z * torch.tensor([0.5, -1.3, 1.0, 0.07])[:, None])
+    one = list(attentions(model))[1]
+    for name in ("positions", "position_logits"):
+        getattr(one.sites, name).register_forward_hook(lambda m, a, out, name=name: seen.update({name: out}))
+    with torch.no_grad():
+        whole = model(TOKENS).logits
+    positions, added = seen["positions"].repeat_interleave(4 // seen["positions"].shape[1], 1), seen["position_logits"]
+    assert (positions.diff(dim=-1) < 0).any() and (positions % 1 != 0).any()
+    pairs = [(p, h, i, j) for p in (0, 1) for h in range(4) for i in (0, 7, 19) for j in range(i + 1)]
+    slow = [slow_bias(one.position_logits, h, float(positions[p, h, i]), float(positions[p, h, j])) for p, h, i, j in pairs]
+    assert_close(torch.stack([added.expand(2, -1, -1, -1)[pair] for pair in pairs]), torch.tensor(slow), atol=1e-4, rtol=1e-4)
+    captured = []
+    capture(model, TOKENS, torch.ones_like(TOKENS, dtype=torch.bool), torch.arange(2), captured.append, [1])
+    with torch.no_grad():
+        assert_close(captured[0].position_logits(torch.tensor([0, 7, 19])), added.expand(2, -1, -1, -1)[:, :, [0, 7, 19]])
+    if learned:
+        with torch.no_grad():
+            past = model(TOKENS[:, :12], use_cache=True).past_key_values
+            assert_close(model(TOKENS[:, 12:], past_key_values=past).logits, whole[:, 12:], atol=1e-4, rtol=1e-4)
+
+
+def test_learned_positions_at_the_index_are_alibi_and_those_of_alibi_can_be_set():
+    model, plain = repositioned("repo_alibi"), repositioned("alibi")
+    plain.load_state_dict({name: value for name, value in model.state_dict().items() if ".assigner." not in name})
+    with torch.no_grad():
+        expected = plain(TOKENS).logits
+        assert (model(TOKENS).logits - expected).abs().max() > 1e-3
+        with iv.linearised(model):
+            assert_close(model(TOKENS).logits, expected)
+        with iv.scaled(plain, 2.0, [(1, 0), (1, 1)]), iv.shifted(plain, 5.5, [(1, 0), (1, 1)]):
+            scaled = plain(TOKENS).logits
+        bias = list(attentions(plain))[1].position_logits
+        slopes = torch.tensor([2.0, 2.0, 1.0, 1.0])[:, None, None]
+        bias.register_forward_hook(lambda m, a, out: out * slopes)
+        assert_close(plain(TOKENS).logits, scaled, atol=1e-5, rtol=1e-5)
+
+
+def test_prompts_with_equal_positions_have_gradients_of_their_own():
+    """One bias serves all prompts where their positions are equal, but not where these are differentiated."""
+    model, moves = repositioned("alibi"), torch.zeros(2, 1, 20, requires_grad=True)
+    next(attentions(model)).sites.positions.register_forward_hook(lambda m, a, z: z + moves)
+    (gradient,) = torch.autograd.grad(model(TOKENS[:1].expand(2, -1)).logits[0].square().sum(), moves)
+    assert gradient[0].abs().max() > 1e-3 and not gradient[1].any()
 
 
 @pytest.fixture(scope="module")
