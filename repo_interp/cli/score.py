@@ -110,6 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
         results.write(scores)
         results.withdraw()
         published = drawn(results, scores, step, command.formats)
+    console.print(f"prompts from {scores.attrs['prompts_from']}", highlight=False)
     print_tables(console, scores)
     return print_results(console, results, published)
 
@@ -119,8 +120,9 @@ def _scoring(arguments: argparse.Namespace, bridge) -> Callable[[Path, Callable[
 
     Raises InputError beforehand.
     """
-    from repo_interp.analysis.score import score, score_needles, task_of
+    from repo_interp.analysis.score import score, score_needles, task_name, task_of
     from repo_interp.cli.results import KEEP_EVERY
+    from repo_interp.tasks import make_task
 
     amount = {
         "count": arguments.count,
@@ -133,10 +135,9 @@ def _scoring(arguments: argparse.Namespace, bridge) -> Callable[[Path, Callable[
         texts = of_owner(arguments.task_options, RULER)
         options = {name: value_of(text, float if name == "depth" else str, f"{RULER}.{name}") for name, text in texts}
         return lambda store, progress: score_needles(bridge, lengths, progress=progress, store=store, **amount, **options)
-    task = task_of(bridge, arguments.task, arguments.task_size)
-    if arguments.task_options:
-        changes = typed(of_owner(arguments.task_options, task.name), task, f"task {task.name}")
-        task = task_of(bridge, arguments.task, arguments.task_size, **changes)
+    name = task_name(bridge, arguments.task)
+    changes = typed(of_owner(arguments.task_options, name), make_task(name), f"task {name}")
+    task = task_of(bridge, name, arguments.task_size, **changes)
     answers = arguments.answers or "forced"
     return lambda store, progress: score(
         bridge, task, arguments.test_sets, answers=answers, progress=progress, store=store, **amount
