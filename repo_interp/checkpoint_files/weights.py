@@ -62,8 +62,8 @@ def fitting_weights(model: nn.Module, directory: Path, described: str) -> dict[s
 
 def require_as_many_numbers(model: PreTrainedModel, directory: Path) -> None:
     """Raise InputError where the weights in `directory`, which transformers converts, are not as many numbers as `model` has."""
-    sizes = {id(tensor): tensor.numel() for tensor in model.state_dict(keep_vars=True).values()}
-    tied = [model.get_parameter(name).numel() for name in tied_parameters(model)[1:]]  # may be stored as well
+    sizes = {name: tensor.numel() for name, tensor in model.state_dict(keep_vars=True).items()}
+    tied = [sizes.pop(name) for name in tied_parameters(model)[1:]]  # may be stored as well
     shapes = [weight.shape for weight in stored_weights(directory) if not _is_ignored(model, weight.key)]
     found, wanted = sum(map(math.prod, shapes)), sum(sizes.values())
     if found not in (wanted, wanted + sum(tied)):

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 
-import h5py
+import h5netcdf
 import numpy as np
 import pytest
 import torch
@@ -78,10 +79,11 @@ def test_a_record_of_training_names_no_path(command, option, checkpoint, watched
     place = watched if option == "corpus" else watched / "tokenizer.json"
     recorded(checkpoint, **{option: str(place)})
     if option == "tokenizer_file":
-        (checkpoint / "tokenizer.json").unlink()  # else that is taken
+        for file in checkpoint.glob("tokenizer*"):  # else its own is taken
+            file.unlink()
     assert main([command, str(checkpoint), "--count", "1", "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr()
-    assert f"give --set {option}={option.upper()}" in said.err and said.err.count("\n") == 1 and said.out == ""
+    assert f"give --set {option}={option.upper()}" in said.err.splitlines()[-1] and "Traceback" not in said.err and said.out == ""
     assert not opened_in(watched) and not (tmp_path / "out").exists()
 
 
@@ -158,12 +160,10 @@ def test_an_adapter_of_peft_beside_weights_leads_to_no_base(checkpoint, watched)
     changed(
         checkpoint / "adapter_config.json", peft_type="LORA", base_model_name_or_path=str(watched), r=2, target_modules=["q_proj"]
     )
-    for directory in (checkpoint, experts(checkpoint.parent / "experts")):
-        shutil.copy(checkpoint / "adapter_config.json", directory) if directory != checkpoint else None
-        try:
+    shutil.copy(checkpoint / "adapter_config.json", experts(checkpoint.parent / "experts"))
+    for directory in (checkpoint, checkpoint.parent / "experts"):
+        with suppress(ri.InputError):  # or the adapter is refused
             ri.load(directory)
-        except ri.InputError as error:
-            assert "adapter" in str(error)
         assert not opened_in(watched)
 
 
@@ -217,21 +217,20 @@ def test_a_run_names_no_folder(watched, tmp_path, monkeypatch):
     assert not opened_in(watched)
 
 
-def test_a_run_of_scores_names_no_corpus(checkpoint, watched, tmp_path):
-    recorded(checkpoint, corpus=str(watched / "diary.txt"))
-    bridge = ri.load(checkpoint)
-    scores = ri.score(bridge, trained_task(checkpoint, corpus=str(watched / "diary.txt")), [16], count=1)
-    scores["scores"].attrs["task_corpus"] = str(watched)
-    OPENED.clear()
+def test_a_run_of_scores_names_no_corpus(watched):
+    bridge = ri.load("niah/repo")
+    scores = ri.score(bridge, test_sets=[64], count=1)
+    scores["scores"].attrs |= {"task": "language", "task_corpus": str(watched)}
     with pytest.raises(ri.InputError, match="the run sets corpus of the task language"):
-        ri.explain_cell(scores, 50, 16, bridge)
+        ri.explain_cell(scores, 50, 64, bridge)
     assert not opened_in(watched)
 
 
 def test_a_run_of_more_numbers_than_a_file_holds_is_refused(tmp_path):
     xr.Dataset({"a": ("x", np.zeros(2))}).to_netcdf(tmp_path / "run.nc", engine="h5netcdf")
-    with h5py.File(tmp_path / "run.nc", "a") as file:
-        file.create_dataset("many", shape=(1 << 40,), chunks=(1 << 20,), dtype="f8")
+    with h5netcdf.File(tmp_path / "run.nc", "a") as file:
+        file.dimensions["y"] = 1 << 40
+        file.create_variable("many", ("y",), "f8", chunks=(1 << 20,))
     (tmp_path / "run.nc").write_bytes(sealed((tmp_path / "run.nc").read_bytes()))
     with pytest.raises(ri.InputError, match="it states more numbers than such a file can hold"):
         ri.read_run(tmp_path / "run.nc")
