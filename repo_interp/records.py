@@ -8,6 +8,7 @@ A model says every type and range; what pydantic finds wrong becomes one line he
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -89,18 +90,32 @@ def read_text(file: Path, wanted: str) -> str:
 def require_no_code(directory: Path) -> None:
     """Raise InputError where a configuration in `directory` - of a model, its tokenizer or a processor - names classes of its own.
 
-    transformers would ask whether to run them, or run a stock class in their place.
+    transformers would ask whether to run them, or run a stock class in their place. A text that is the name of a file here is refused too:
+    tokenizers read vocabularies from any file that their configuration names.
     """
-    for file in sorted(file for file in directory.glob("*config*.json") if file.is_file()):
+    files = [*directory.glob("*config*.json"), *directory.glob("special_tokens_map.json")]
+    for file in sorted(file for file in files if file.is_file()):
         try:
             stated = json.loads(file.read_bytes())
         except (OSError, ValueError, RecursionError):
             continue  # whoever needs the file refuses it
+        if (named := next(_files_named(stated), None)) is not None:
+            raise InputError(
+                f"{file} names a file of this machine, {shown(named)}, and a checkpoint does not choose what is read; remove it"
+            )
         if isinstance(stated, dict) and "auto_map" in stated:
             raise InputError(
                 f"{file} names code of its own (auto_map), and no code of a checkpoint is ever run; "
                 "wanted a model and a tokenizer that transformers has itself"
             )
+
+
+def _files_named(value: Any, key: str = "") -> Iterator[str]:
+    """Texts in `value`, as JSON gives it, that are names of files here; but for a key that nothing reads, and many files have."""
+    if isinstance(value, str) and key != "special_tokens_map_file" and os.path.isfile(value):
+        yield value
+    for name, part in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from _files_named(part, str(name))
 
 
 def modelled(value: Any, model: type[Model], source: str = "") -> Model:

@@ -26,6 +26,8 @@ from repo_interp.errors import InputError, one_line
 from repo_interp.files import file_to_write, path_of, replaced, sealed, unsealed
 
 _ENGINE = "h5netcdf"
+_MOST_PACKED = 1 << 11
+"""Bytes in memory for each byte of a file; zlib packs 1,032 into one."""
 _ESCAPED = "escaped"
 """Attribute of a variable whose texts are escaped."""
 _VERSIONED = ("numpy", "torch", "transformer-lens", "transformers", "xarray", "repo-interp")
@@ -126,6 +128,8 @@ def read_netcdf(file: Path) -> xr.DataTree:
         with h5py.File(file) as stored:  # h5netcdf leaves a file open, and complains later, when it fails at this
             stored.attrs.get("_nc3_strict")
         with xr.open_datatree(file, engine=_ENGINE) as stored:
+            if sum(node.nbytes for node in stored.subtree) > _MOST_PACKED * file.stat().st_size:
+                raise ValueError("it states more numbers than such a file can hold")
             return stored.load()
     except Exception as error:  # of a broken file HDF5 and its readers raise whatever they stumble over
         raise InputError(f"{file} is not a run file: {' '.join(str(error).split())[:200]}") from None

@@ -184,6 +184,7 @@ def _provenance(request: Request) -> dict[str, Any]:
         **identity(request.bridge),
         "prompts": len(request.prompts),
         "prompts_digest": prompts_digest(request.prompts),
+        "prompts_from": request.prompts_from,
         "main_span": main_span(request.prompts) or "",
         **{f"version_{name}": number for name, number in versions().items()},
     }

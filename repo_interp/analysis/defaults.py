@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 from torch import nn
 
@@ -35,13 +36,14 @@ QUICK = 2e11
 """Tokens times parameters of an experiment that is made unasked: about half a minute on one core."""
 
 
-def default_prompts(bridge: nn.Module, count: int = COUNT) -> tuple[list[Prompt], Task | None]:
+def default_prompts(bridge: nn.Module, count: int = COUNT, **options: Any) -> tuple[list[Prompt], Task | None]:
     """`count` prompts of the task that `bridge` was trained on, as far as its files say, and that task; else a short text, and None.
 
-    Raises InputError for a model without such a task and without a tokenizer.
+    `options` of the task go before the recorded ones. Raises InputError for a model without such a task and without a tokenizer, and for
+    a task that would read a file which the user did not give.
     """
     source = loaded_from(bridge)
-    task = None if source is None else trained_task(source.directory)
+    task = None if source is None else trained_task(source.directory, **options)
     if task is not None:
         return task.prompts(count), task
     tokenizer = tokenizer_of(bridge)
@@ -50,6 +52,11 @@ def default_prompts(bridge: nn.Module, count: int = COUNT) -> tuple[list[Prompt]
             "this model has no tokenizer, so no prompts can be made for it; give prompts as tokens, or load it: repo_interp.load(path)"
         )
     return [short_text(tokenizer, min(TOKENS, length_trained(bridge)))], None
+
+
+def origin_of(task: Task | None) -> str:
+    """Return where default prompts of `task` come from, in words; None: the short text."""
+    return "Python's documentation" if task is None else f"{task.origin}, as the checkpoint says that it was trained"
 
 
 def default_experiments(bridge: nn.Module, prompts: Sequence[Prompt], task: Task | None) -> list[Experiment]:

@@ -24,9 +24,10 @@ from repo_interp.models.bridge import tokenizer_of
 from repo_interp.models.load import load
 from repo_interp.models.provenance import identity
 from repo_interp.run import require_run
-from repo_interp.tasks import Prompt, make_task
+from repo_interp.tasks import Prompt, make_task, recorded_task
 from repo_interp.tasks.niah import niah
 from repo_interp.tasks.prompt import digest, main_span
+from repo_interp.tasks.task import whole_number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -85,7 +86,7 @@ def explain_cell(scores: xr.DataTree, depth: float, length: int, bridge: nn.Modu
 
 def _scored_prompts(group: xr.Dataset, bridge: Any) -> tuple[list[Prompt], np.ndarray, list[tuple[int, int]]]:
     """Every prompt that was scored, with its answer; whether the model answered it; and its cell."""
-    count, seed, prompts = int(group.attrs["count"]), int(group.attrs["seed"]), []
+    count, seed, prompts = group.sizes["prompt"], int(group.attrs["seed"]), []
     for test_set in group["test_set"].values:
         made, asked = _made_again(group, str(test_set), count, seed, bridge)
         if digest(asked) != str(group["prompts_digest"].sel(test_set=test_set).values):
@@ -102,15 +103,16 @@ def _made_again(
     """The prompts of a test set with their answers, and as they were scored."""
     if group.attrs["task"] == "ruler":
         options = {name: group.attrs[name] for name in ("dialect", "depth") if name in group.attrs}
+        length = whole_number(test_set, "the number of tokens", 1 << 22)
         made, asked = (
-            niah(tokenizer_of(bridge), str(group.attrs["variant"]), int(test_set), count, seed, answer=answer, **options)
+            niah(tokenizer_of(bridge), str(group.attrs["variant"]), length, count, seed, answer=answer, **options)
             for answer in ("reference", "none")
         )
         return made, asked
     task = make_task(str(group.attrs["task"]))
     stored = {name: group.attrs[f"task_{name}"] for name in task.options() if f"task_{name}" in group.attrs}
     options = {name: text if isinstance(task.options()[name], str) else ast.literal_eval(text) for name, text in stored.items()}
-    made = make_task(task.name, **options).prompts(count, seed, test_set)
+    made = recorded_task("the run", task.name, "small", options, {}).prompts(count, seed, test_set)
     return made, made
 
 

@@ -20,7 +20,7 @@ from torch import nn
 
 from repo_interp.analysis.batches import structure_for
 from repo_interp.analysis.coercion import Prompts, as_prompts
-from repo_interp.analysis.defaults import default_experiments, default_prompts
+from repo_interp.analysis.defaults import default_experiments, default_prompts, origin_of
 from repo_interp.analysis.room import batch_limit
 from repo_interp.entry_points import EXPERIMENTS, MEASURES, OWN, VIEWS, called, require_once
 from repo_interp.errors import InputError, one_line
@@ -84,8 +84,9 @@ class Request:
         experiments: Sequence[str | Experiment | Plan] | None = None,
         task: Task | None = None,
         execution: Execution = Execution(),
+        prompts_from: str = "the caller",
     ) -> None:
-        """The arguments of `analyze`.
+        """The arguments of `analyze`, and where `prompts` come from, in words.
 
         Raises InputError where prompts, layers or heads do not fit the model, the measures or the experiments, and where an intervention
         is under way whose attention the measures cannot see.
@@ -96,12 +97,13 @@ class Request:
         config, tokenizer = next(attentions(self.bridge)).config, tokenizer_of(self.bridge)
         if prompts is None:
             self.prompts, trained = default_prompts(self.bridge)
+            prompts_from = origin_of(trained)
             task = trained if task is None else task
         else:
             self.prompts = as_prompts(prompts, self.bridge)
         if task is not None and not isinstance(task, Task):
             raise InputError(f"task is {one_line(repr(task), 80)}; wanted a task, as ri.tasks.make_task returns it")
-        self.task = task
+        self.prompts_from, self.task = prompts_from, task
         """What experiments score the prompts by."""
         if experiments is None:
             experiments = default_experiments(self.bridge, self.prompts, task) if measures is None and layers is None else ()

@@ -20,7 +20,7 @@ from torch import nn
 from repo_interp.analysis.computed import store_of
 from repo_interp.analysis.notes import notes_kept
 from repo_interp.analysis.room import batch_limit, require_memory_for_pass
-from repo_interp.analysis.trained_task import in_tokens_of, puts_into_any_tokens, trained_task
+from repo_interp.analysis.trained_task import in_tokens_of, puts_into_any_tokens, trained_name, trained_task
 from repo_interp.errors import InputError
 from repo_interp.experiments.generated_scores import needle_scores
 from repo_interp.experiments.task_scores import sets_named, task_scores
@@ -74,7 +74,7 @@ def score(
     first = chosen.prompts(1, seed, str((test_sets or chosen.test_sets)[0]))
     kept = store_of(bridge, first[0], {**asked, "batch_size": size}, store, store_every)
     scores = task_scores(model_of(bridge), chosen, test_sets, count, seed, answers, size, progress, kept)
-    return _run(bridge, scores, [chosen.prompts(count, seed, str(name)) for name in scores["test_set"].values])
+    return _run(bridge, scores, [chosen.prompts(count, seed, str(name)) for name in scores["test_set"].values], chosen.origin)
 
 
 def score_needles(
@@ -108,7 +108,8 @@ def score_needles(
     asked |= {"longest": prompts_digest(longest), "batch_size": size}
     kept = store_of(bridge, first[0], asked, store, store_every)
     scores = needle_scores(model_of(bridge), tokenizer, lengths, variant, count, seed, size, progress, kept, **options)
-    return _run(bridge, scores, [niah(tokenizer, variant, length, count, seed, answer="none", **options) for length in lengths])
+    prompts = [niah(tokenizer, variant, length, count, seed, answer="none", **options) for length in lengths]
+    return _run(bridge, scores, prompts, "the task ruler")
 
 
 def task_of(directory: Path | None, name: str | None = None, size: str | None = None, **options: Any) -> Task:
@@ -118,17 +119,23 @@ def task_of(directory: Path | None, name: str | None = None, size: str | None = 
     change single things. Raises InputError where nothing says what it was trained on, for an unknown task or size, and for options that
     the task lacks.
     """
-    trained = None if directory is None else trained_task(directory)
-    if name is None:
-        if trained is None:
-            raise InputError(
-                f"{directory.name if directory else 'the model'} does not say which task it was trained on; name one, or ruler"
-            )
-        name = trained.name
-    if trained is not None and name == trained.name and size is None:
-        return make_task(name, **trained.options() | options)
+    name = task_name(directory, name)
+    if directory is not None and name == trained_name(directory) and size is None:
+        task = trained_task(directory, **options)
+        assert task is not None
+        return task
     made = make_task(name, size or "small", **options)
     return made if directory is None else in_tokens_of(made, directory)
+
+
+def task_name(directory: Path | None, name: str | None = None) -> str:
+    """Return `name`, or that of the task on which the checkpoint in `directory` was trained. Raises InputError where nothing says it."""
+    name = trained_name(directory) if name is None and directory else name
+    if name is None:
+        raise InputError(
+            f"{directory.name if directory else 'the model'} does not say which task it was trained on; name one, or ruler"
+        )
+    return name
 
 
 def _tokenizer(bridge: Any) -> Any:
@@ -138,16 +145,15 @@ def _tokenizer(bridge: Any) -> Any:
     return tokenizer
 
 
-def _run(bridge: nn.Module, scores: xr.Dataset, prompts: Sequence[Sequence[Prompt]]) -> xr.DataTree:
+def _run(bridge: nn.Module, scores: xr.Dataset, prompts: Sequence[Sequence[Prompt]], origin: str) -> xr.DataTree:
     """The run of `scores`, with `prompts_digest [test_set]`, by which a comparison knows what it may pair; of files their names alone."""
     digests = np.array([prompts_digest(of_set) for of_set in prompts])
     described = {"long_name": "SHA-256 over the prompts", "units": "1"}
     options = {name: Path(value).name if _is_path(value) else value for name, value in scores.attrs.items()}
     scores = scores.assign(prompts_digest=("test_set", digests, described)).assign_attrs(options)
     notes = {"notes": "\n".join(said)} if (said := notes_kept(bridge)) else {}
-    return make_run(
-        {"scores": scores}, {**identity(bridge), **{f"version_{name}": number for name, number in versions().items()}, **notes}
-    )
+    known = {"prompts_from": origin, **{f"version_{name}": number for name, number in versions().items()}}
+    return make_run({"scores": scores}, {**identity(bridge), **known, **notes})
 
 
 def _is_path(value: Any) -> bool:

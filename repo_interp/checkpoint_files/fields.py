@@ -67,8 +67,9 @@ class Rope(_Stated):
     beta_slow: Factor | None = None
     low_freq_factor: Factor | None = None
     high_freq_factor: Factor | None = None
-    mscale: Factor | None = None
-    mscale_all_dim: Factor | None = None
+    mscale: Annotated[float, Interval(ge=0, le=1e9)] | None = None
+    """0 is none, here and below."""
+    mscale_all_dim: Annotated[float, Interval(ge=0, le=1e9)] | None = None
     truncate: bool | None = None
     partial_rotary_factor: Annotated[float, Interval(gt=0, le=1)] | None = None
 

@@ -1,12 +1,12 @@
 """What a checkpoint is, from config.json and the headers of its weights alone: no torch, no model, no values.
 
-That the weights fit the decoder, and how its layers rotate, is checked when it is loaded; `repo-interp verify` measures the rotation.
+Whether the weights fit is known of a plain decoder alone (`is_plain`); how layers rotate is checked when it is loaded, and
+`repo-interp verify` measures it.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +17,24 @@ from repo_interp.checkpoint_files.gguf_header import FACTORS, SUFFIX, header_of
 from repo_interp.checkpoint_files.gguf_metadata import keys_of
 from repo_interp.checkpoint_files.stated import HUGGING_FACE, Checkpoint, described, described_base, outlined
 from repo_interp.checkpoint_files.stored import file_key, stored_weights
-from repo_interp.errors import InputError
-from repo_interp.positions.layouts import CONTEXTUAL, LEARNED, NO_ATTENTION, PARAMETERS, SCHEMES
+from repo_interp.positions.layouts import CONTEXTUAL, NO_ATTENTION, PARAMETERS, SCHEMES
 
 _UNROTATED = ("nope", "learned", NO_ATTENTION)
 _TABLE, _EMBEDDING, _UNEMBEDDING = "model.position_table.weight", "model.embed_tokens.weight", "lm_head.weight"
 _IN_LAYER = ".layers.{}.self_attn."
-_IN_ANY_LAYER = re.compile(r"\.layers\.(\d+)\.self_attn\.(.+)")
-_TELLING = (*PARAMETERS["repo"], *PARAMETERS["continuous"], *PARAMETERS["cope"], *PARAMETERS["kerple"])
-"""Names under `self_attn` that no stock decoder has."""
+_OUTSIDE = {"model.embed_tokens": "VD", "model.norm": "D", "lm_head": "VD"}
+_LAYER = {
+    **{"self_attn.q_proj": "QD", "self_attn.k_proj": "KD", "self_attn.v_proj": "KD", "self_attn.o_proj": "DQ"},
+    **{"mlp.gate_proj": "FD", "mlp.up_proj": "FD", "mlp.down_proj": "DF", "post_attention_layernorm": "D"},
+}
+_OF_FAMILY = {
+    "llama": {"input_layernorm": "D"},
+    "olmo2": {"post_feedforward_layernorm": "D", "self_attn.q_norm": "Q", "self_attn.k_norm": "K"},
+}
+_PHI = {"self_attn.gate_map": "PD", "self_attn.content_map": "PD", "self_attn.final_map": "RP"}
+"""Weights of plain decoders, of their layers, and of f_phi, with axes: vocabulary V, width D, queries Q, keys K, feed-forward F,
+representation P, rows R.
+"""
 
 
 @dataclass(frozen=True)
@@ -38,36 +47,23 @@ class Inspected:
     note: str = ""
     """What a model that was fetched is; empty for others."""
 
-    def require_fit(self) -> None:
-        """Raise InputError where weights of a scheme belong to a layer that has another scheme, or are missing from one that has it."""
-        layout, directory, config = self.checkpoint.layout, self.checkpoint.directory, self.checkpoint.config
-        rows = {1, config.num_attention_heads, config.num_key_value_heads}
-        keys = [file_key(name) for name in self.shapes]
-        found = ((name, shape, _IN_ANY_LAYER.search(file_key(name))) for name, shape in self.shapes.items())
-        for name, shape, layer, part in ((name, shape, int(place[1]), place[2]) for name, shape, place in found if place):
-            if layer >= len(layout):
-                raise InputError(f"{directory}: {name} is of layer {layer}, and config.json has {len(layout)} layers; mend it")
-            scheme, own = layout[layer], part.partition(".")[0]
-            if own in _TELLING and scheme in SCHEMES and own not in PARAMETERS.get(scheme, ()):
-                raise InputError(
-                    f"{directory}: layer {layer} has the scheme {scheme}, which has no {own} ({name}); mend config.json"
-                )
-            if own in ("gate_map", "content_map") and shape[-1] != config.hidden_size:
-                raise InputError(
-                    f"{directory}: {name} has shape {list(shape)}; wanted {config.hidden_size} columns, the model's width"
-                )
-            if own in ("final_map", "dynamic_map") and shape[0] not in rows:
-                raise InputError(
-                    f"{directory}: {name} has shape {list(shape)}; wanted one row, or one for each of {config.num_attention_heads} heads "
-                    f"or {config.num_key_value_heads} key-value heads"
-                )
-            if keys.count(file_key(name)) > 1:
-                raise InputError(f"{directory}: {file_key(name)} stands twice in the weights, under two names; leave one out")
-        for layer, scheme in enumerate(layout):
-            learned = {name.partition(".")[0] for name in self._learned(layer)}
-            lacking = [name for name in PARAMETERS.get(scheme, ()) if scheme in LEARNED and name not in learned]
-            if lacking:
-                raise InputError(f"{directory}: layer {layer} has the scheme {scheme}, and the weights lack its {lacking[0]}")
+    @property
+    def is_plain(self) -> bool:
+        """Whether names and shapes are those of a Llama or OLMo 2, with or without f_phi; of others the decoder itself has to say."""
+        config = self.checkpoint.config
+        if config.model_type not in _OF_FAMILY or any(getattr(config, name, False) for name in ("attention_bias", "mlp_bias")):
+            return False
+        heads, kv_heads, width = config.num_attention_heads, config.num_key_value_heads, config.hidden_size
+        head = getattr(config, "head_dim", None) or width // heads
+        rows = {"head": heads, "layer": 1}.get(self.checkpoint.options.get("assignment", ""), kv_heads)
+        sizes = {"V": config.vocab_size, "D": width, "F": config.intermediate_size, "Q": heads * head, "K": kv_heads * head}
+        sizes |= {"P": width // 8, "R": rows}
+        names = {name: axes for name, axes in _OUTSIDE.items() if not (name == "lm_head" and config.tie_word_embeddings)}
+        for layer, scheme in enumerate(self.checkpoint.layout):
+            in_layer = _LAYER | _OF_FAMILY[config.model_type] | (_PHI if scheme == "repo" else {})
+            names |= {f"model.layers.{layer}.{name}": axes for name, axes in in_layer.items()}
+        wanted = {f"{name}.weight": tuple(sizes[axis] for axis in axes) for name, axes in names.items()}
+        return sorted((file_key(name), shape) for name, shape in self.shapes.items()) == sorted(wanted.items())
 
     @property
     def parameters(self) -> int:
@@ -136,6 +132,4 @@ def inspected(path: str) -> Inspected:
     if checkpoint.base is not None:
         directories.append(described_base(checkpoint.directory, checkpoint.base).directory)
     shapes = {weight.key: weight.shape for directory in directories for weight in stored_weights(directory)}
-    found = Inspected(checkpoint, shapes, PACKAGED[path].described if path in PACKAGED else "")
-    found.require_fit()
-    return found
+    return Inspected(checkpoint, shapes, PACKAGED[path].described if path in PACKAGED else "")

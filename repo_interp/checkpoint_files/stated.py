@@ -19,14 +19,16 @@ from typing import Any
 
 from repo_interp.checkpoint_files.architectures import LENGTHS, native_layout, refusal, require_family
 from repo_interp.checkpoint_files.directories import directory_of
+from repo_interp.checkpoint_files.fetched import fetched_directory
 from repo_interp.checkpoint_files.fields import LAYER_TYPES, Base, Fields
 from repo_interp.checkpoint_files.options import scheme_options
 from repo_interp.checkpoint_files.released import released_layout
+from repo_interp.checkpoint_files.stored import stored_digest
 from repo_interp.checkpoint_files.transformers_source import class_defaults
 from repo_interp.errors import InputError, refused, warn
 from repo_interp.positions.layouts import NO_ATTENTION, scheme_names
 from repo_interp.records import modelled, read_json, shown
-from repo_interp.shipped import shipped_directories
+from repo_interp.shipped import means_zoo, shipped_directories, zoo_path
 
 OURS = "repo_interp"
 HUGGING_FACE = "hugging face"
@@ -34,8 +36,8 @@ COUNTED = "one for each scheme of position_layout; load it with repo_interp, sin
 """What config.json of our format has as num_hidden_layers: no class of another library can be built with it."""
 _OF_OURS = ("pe_config", "position_layout", "base_model_type", "adapter")
 """Keys of config.json that are not the plain decoder's."""
-_OF_CALLERS = ("return_dict", "torchscript")
-"""Keys that say in what form a decoder gives its outputs to other programs."""
+_OF_OTHERS = ("return_dict", "torchscript", "quantization_config")
+"""Keys that say in what form a decoder gives its outputs to other programs, or how weights were stored that are plain numbers now."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,10 @@ def described(path: str | os.PathLike[str], configure: Configure | None = None, 
         taken = ", ".join(f"{name} ({number:,.15g} is taken)" for name, number in defaults.items())
         lacks = f"lacks {taken}: transformers' default for {config.model_type}; add the key if the model was trained with another"
         warn(f"{source} {lacks}")
+    if isinstance(quantised := raw.get("quantization_config"), Mapping):
+        warn(
+            f"{source} names a quantisation ({quantised.get('quant_method')}), which its weights do not have: they are read as they are"
+        )
     return Checkpoint(directory, form, config, schemes, options, base, lacks)
 
 
@@ -108,11 +114,32 @@ def tokens_of(directory: Path) -> Path:
 
 
 def described_base(adapter: Path, base: Base, configure: Configure | None = None) -> Checkpoint:
-    """The checkpoint `base` that the adapter in a directory names. Raises InputError that says so where it is not there."""
+    """The checkpoint `base` that the adapter in a directory names. Raises InputError that says so where it is not there.
+
+    An adapter is somebody else's file: of a folder that it names by its whole path nothing is read but weights, until their SHA-256 is
+    that which the adapter states, and a shorter name is never that of a folder.
+    """
     try:
-        return described(base.name, configure)
+        if os.path.isabs(base.name):
+            place = directory_of(base.name, {})
+            require_base(adapter, base, place)
+        else:
+            place = zoo_path(base.name) if means_zoo(base.name) else fetched_directory(base.name) or base.name
+            if os.path.exists(base.name) and place == base.name:
+                raise InputError("that is a folder or a file here; name it by its whole path in the adapter's config.json")
+        return described(place, configure)
     except InputError as error:
         raise InputError(f"{adapter} is an adapter on top of {base.name}: {error}") from None
+
+
+def require_base(adapter: Path, base: Base, directory: Path) -> None:
+    """Raise InputError where the weights in `directory` are not those of the `base` on which an adapter was trained."""
+    digest = stored_digest(directory)
+    if digest != base.weights_digest:
+        raise InputError(
+            f"{adapter} is an adapter on top of weights with the sha256 {base.weights_digest[:16]}...; those of {base.name} "
+            f"have {digest[:16]}...; wanted the checkpoint that it was trained on"
+        )
 
 
 def stated(directory: Path) -> dict[str, Any]:
@@ -149,7 +176,7 @@ def json_object(file: Path) -> dict[str, Any]:
 
 def plain_keys(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
     """The keys of the plain decoder in config.json. Raises InputError, naming `source`, for a family that cannot be opened."""
-    plain = {key: value for key, value in raw.items() if key not in (*_OF_OURS, *_OF_CALLERS)}
+    plain = {key: value for key, value in raw.items() if key not in (*_OF_OURS, *_OF_OTHERS)}
     if raw.get("model_type") == OURS:
         plain["model_type"] = raw.get("base_model_type")
     if reason := refusal(plain.get("model_type")):
@@ -164,12 +191,8 @@ def outlined(raw: Mapping[str, Any], source: str) -> SimpleNamespace:
 
     Raises InputError, naming `source`, where they describe no decoder.
     """
-    modelled(raw, Fields, source)
-    defaults = class_defaults(raw["model_type"])
-    own_names = {name: other for other, name in (defaults.get("attribute_map") or {}).items()}
-    known = {own_names.get(name, name): value for name, value in defaults.items()} | {
-        own_names.get(name, name): value for name, value in raw.items()
-    }
+    modelled(common_keys(raw, raw), Fields, source)
+    known = common_keys(class_defaults(raw["model_type"]), raw) | common_keys(raw, raw)
     parameters = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
     theta = raw.get("rope_theta", known.get("default_theta", 10000.0))
     by_type = any(isinstance(value, Mapping) for value in parameters.values()) or isinstance(theta, Mapping)
@@ -185,6 +208,12 @@ def outlined(raw: Mapping[str, Any], source: str) -> SimpleNamespace:
     return config
 
 
+def common_keys(keys: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
+    """`keys` by the names that all configurations have: num_hidden_layers for the n_layer of GPT-2, whose configuration `raw` is."""
+    own = {name: other for other, name in (class_defaults(raw["model_type"]).get("attribute_map") or {}).items()}
+    return {own.get(name, name): value for name, value in keys.items()}
+
+
 def require_decoder(raw: Mapping[str, Any], config: Any) -> None:
     """Raise ValueError, or another error, where the configuration `config` of `raw` describes no decoder."""
     family = config.model_type
@@ -194,6 +223,8 @@ def require_decoder(raw: Mapping[str, Any], config: Any) -> None:
     kinds = [kind for kind in raw.get("layer_types") or () if kind != "full_attention"]
     if kinds and "layer_types" not in class_defaults(family):
         raise ValueError(f"layer_types has {shown(kinds[0])}, and every layer of a {family} is the same; leave it out")
+    if "sliding_attention" in kinds and getattr(config, "use_sliding_window", True) is False:
+        raise ValueError("layer_types has sliding_attention, and use_sliding_window is false; change one of them")
     if "sliding_attention" in kinds and config.sliding_window is None:
         raise ValueError("layer_types has sliding_attention, and no sliding_window says how far such a layer sees; add it")
     heads, width = config.num_attention_heads, config.hidden_size

@@ -6,10 +6,12 @@ values; `weights` does. Knows nothing about layouts and configurations.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +25,7 @@ from repo_interp.values import shortened
 
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 """Of a number, by the types of weights that are read."""
+_WRAPPERS = ("_orig_mod.", "module.")
 ADAPTER = "adapter_model.safetensors"
 """The file of an adapter, which replaces whole weights (see `models.adapters`)."""
 
@@ -82,6 +85,11 @@ def stored_weights(directory: Path) -> Iterator[StoredWeight]:
                 with file.open("rb") as stream:
                     offset = 8 + int.from_bytes(stream.read(8), "little")
                 for key in weights.offset_keys():
+                    if key.startswith(_WRAPPERS):
+                        raise InputError(
+                            f"{file} holds {key}, a name as torch.compile and DataParallel make them; save the model inside "
+                            f"(model._orig_mod, model.module), or take {key.partition('.')[0]}. off every name"
+                        )
                     part = weights.get_slice(key)
                     shape, stored = tuple(part.get_shape()), part.get_dtype()
                     if stored not in BYTES:
@@ -93,6 +101,29 @@ def stored_weights(directory: Path) -> Iterator[StoredWeight]:
                     offset += math.prod(shape) * BYTES[stored]
         except (SafetensorError, OSError) as error:
             raise InputError(f"{file} cannot be read as safetensors: {' '.join(str(error).split())[:300]}") from None
+
+
+def stored_digest(directory: Path) -> str:
+    """SHA-256 over the weight files of a checkpoint alone, in hexadecimal: another version of transformers writes another config.json."""
+    return _digest_of_files(tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in weight_files(directory)))
+
+
+@lru_cache
+def _digest_of_files(files: tuple[tuple[Path, int, int], ...]) -> str:
+    return digest_of(*(file for file, _, _ in files))
+
+
+def digest_of(*contents: Path | bytes) -> str:
+    """SHA-256 over `contents`, bytes or files, one after another."""
+    running = hashlib.sha256()
+    for file in contents:
+        if isinstance(file, bytes):
+            running.update(file)
+            continue
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 22):
+                running.update(block)
+    return running.hexdigest()
 
 
 def is_whole(directory: Path) -> bool:

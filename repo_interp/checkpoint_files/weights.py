@@ -12,6 +12,7 @@ transformers, just as strictly and without running code of the checkpoint. Knows
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,12 +44,11 @@ def fitting_weights(model: nn.Module, directory: Path, described: str) -> dict[s
     parameters = {file_key(name): name for name in shapes}
     stored: dict[str, StoredWeight] = {}
     unexpected = []
-    patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    prefix = getattr(model, "base_model_prefix", "")  # which transformers adds to names without it
     for weight in stored_weights(directory):
-        name = parameters.get(file_key(weight.key))
+        name = parameters.get(file_key(weight.key)) or parameters.get(f"{prefix}.{file_key(weight.key)}")
         if name is None or name in stored:
-            ignored = weight.key.endswith(_REMADE) or any(re.search(pattern, weight.key) for pattern in patterns)
-            unexpected += [] if ignored else [weight.key]
+            unexpected += [] if _is_ignored(model, weight.key) else [weight.key]
             continue
         if weight.shape != shapes[name]:
             raise InputError(f"{directory}: {weight.key} has shape {list(weight.shape)}, {described} wants {list(shapes[name])}")
@@ -58,6 +58,24 @@ def fitting_weights(model: nn.Module, directory: Path, described: str) -> dict[s
     missing = [key for key, name in parameters.items() if id(state[name]) not in present]
     require_fit(directory, described, missing=missing, unexpected=unexpected)
     return stored
+
+
+def require_as_many_numbers(model: PreTrainedModel, directory: Path) -> None:
+    """Raise InputError where the weights in `directory`, which transformers converts, are not as many numbers as `model` has."""
+    sizes = {name: tensor.numel() for name, tensor in model.state_dict(keep_vars=True).items()}
+    tied = [sizes.pop(name) for name in tied_parameters(model)[1:]]  # may be stored as well
+    shapes = [weight.shape for weight in stored_weights(directory) if not _is_ignored(model, weight.key)]
+    found, wanted = sum(map(math.prod, shapes)), sum(sizes.values())
+    if found not in (wanted, wanted + sum(tied)):
+        raise InputError(
+            f"{directory}: the weights are {found:,} numbers, and a {model.config.model_type} of its config.json has {wanted:,}"
+        )
+
+
+def _is_ignored(model: nn.Module, key: str) -> bool:
+    """Whether transformers passes over the weight `key` where such a model has none of that name."""
+    patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    return key.endswith(_REMADE) or any(re.search(pattern, key) for pattern in patterns)
 
 
 def require_fit(source: object, described: str, **faults: Sequence[str]) -> None:
@@ -75,10 +93,8 @@ def tied_parameters(model: Any) -> tuple[str, ...]:
 
 def is_converted(model: PreTrainedModel, directory: Path) -> bool:
     """Whether the weights in `directory` are not stored under the names and in the shapes that `model` has."""
-    if get_model_conversion_mapping(model, add_legacy=False):
-        return True
-    names = model.state_dict().keys()
-    return not any(weight.key in names for weight in stored_weights(directory))
+    keys = {weight.key for weight in stored_weights(directory)}  # refuses what is not floating point
+    return bool(get_model_conversion_mapping(model, add_legacy=False)) or not keys & model.state_dict().keys()
 
 
 def loaded_by_transformers(directory: Path, config: PretrainedConfig, dtype: torch.dtype, **placement: Any) -> PreTrainedModel:
@@ -107,6 +123,10 @@ def loaded_by_transformers(directory: Path, config: PretrainedConfig, dtype: tor
     faults = {what: sorted(map(_name, report[f"{what}_keys"])) for what in ("missing", "unexpected", "mismatched")}
     require_fit(directory, f"a {config.model_type}", **faults)
     for name, parameter in model.named_parameters():
+        if parameter.dtype not in (dtype, torch.float32) or getattr(model, "hf_quantizer", None):  # some routers stay in float32
+            raise InputError(
+                f"{directory}: transformers loads {name} as {parameter.dtype}, quantised or not as asked; wanted {dtype}"
+            )
         if parameter.device.type != "meta":
             require_finite_weight(parameter.detach(), name, directory)
     return model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repo_interp import processes
@@ -17,9 +18,11 @@ from repo_interp.cli.options import (
     count,
     name_list,
     number_list,
+    of_owner,
     placed,
     seed,
     tokens,
+    typed,
 )
 from repo_interp.entry_points import EXPERIMENTS, MEASURES, TASKS, names, require_names
 from repo_interp.errors import InputError, Unfinished
@@ -96,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "parameters",
         "a parameter of a measure or an experiment, such as patterns.epsilon=0.5 or perturbation.gammas=0.05,0.1, or epsilon=0.5 alone "
-        "where only one has it",
+        "where only one has it; or of the task that prompts are made of, such as corpus=FILE",
     )
     parser.add_argument(
         "--layers", type=number_list, metavar="5-15", help="layers to measure (default: all); experiments take all"
@@ -187,8 +190,9 @@ def _request(arguments: argparse.Namespace, name: str, step: Step) -> Request:
     if arguments.prompts is not None or arguments.text is not None:
         _require_none_made(arguments)
         prompts, task = _given_prompts(arguments, bridge), None
+        source = "--text" if arguments.prompts is None else f"the file {Path(arguments.prompts).name}"
     else:
-        prompts, task = _make_prompts(arguments, bridge)
+        prompts, task, source = _make_prompts(arguments, bridge)
     wanted = arguments.measures or default_measures(prompts, layout(bridge), arguments.layers)
     if arguments.experiments is None and arguments.measures is None and arguments.layers is None:
         experiments = default_experiments(bridge, prompts, task)
@@ -197,7 +201,7 @@ def _request(arguments: argparse.Namespace, name: str, step: Step) -> Request:
         parameters = [*parameters, ("maps.heads", arguments.save_maps)]
     measures, experiments = _with_parameters(measures_named(wanted), experiments, parameters)
     execution = Execution(arguments.batch_size)
-    return Request(bridge, prompts, measures, arguments.layers, arguments.heads, experiments, task, execution)
+    return Request(bridge, prompts, measures, arguments.layers, arguments.heads, experiments, task, execution, source)
 
 
 def _announce(console: Console, name: str, request: Request) -> None:
@@ -210,7 +214,7 @@ def _announce(console: Console, name: str, request: Request) -> None:
     for note in notes_on(request.bridge, request.prompts, request.measures):
         console.print(note, style="yellow", highlight=False)
     many = "s" if len(request.prompts) > 1 else ""
-    line = f": {len(request.prompts)} prompt{many} of up to {max(request.lengths)} tokens, measures "
+    line = f": {len(request.prompts)} prompt{many} of up to {max(request.lengths)} tokens from {request.prompts_from}; measures "
     line += ", ".join(measure.name for measure in request.measures)
     if request.experiments:
         line += f", experiments {', '.join(plan.experiment.name for plan in request.experiments)} ({len(request.passes):,} more prompts)"
@@ -304,22 +308,24 @@ def _given_prompts(arguments: argparse.Namespace, bridge: Any) -> list[Any]:
     return prompts
 
 
-def _make_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any], Any]:
-    """Prompts and their task; None for those of ruler, which are judged by the tokens that they mark as generated."""
+def _make_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any], Any, str]:
+    """Prompts, their task, None for ruler, whose prompts are judged by the tokens that they mark as generated, and where they are from."""
     from repo_interp import tasks
-    from repo_interp.analysis.defaults import COUNT, default_prompts
+    from repo_interp.analysis.defaults import COUNT, default_prompts, origin_of
     from repo_interp.analysis.room import batch_limit, require_memory_for_pass, require_room_for_prompts
-    from repo_interp.analysis.trained_task import trained_task
+    from repo_interp.analysis.score import task_of
+    from repo_interp.analysis.trained_task import trained_name
     from repo_interp.models.provenance import loaded_from
 
-    if all(getattr(arguments, option) is None for option in _MADE_BY):
-        return default_prompts(bridge)
-    count = COUNT if arguments.count is None else arguments.count
-    seed = 0 if arguments.seed is None else arguments.seed
     origin = loaded_from(bridge)
     assert origin is not None  # a command has loaded it
-    trained = trained_task(origin.directory)
-    name = arguments.task or (trained.name if trained is not None else "ruler")
+    name = arguments.task or trained_name(origin.directory) or "ruler"
+    options = {} if name == "ruler" else _task_options(arguments, name)
+    if all(getattr(arguments, option) is None for option in _MADE_BY):
+        prompts, task = default_prompts(bridge, **options)
+        return prompts, task, origin_of(task)
+    count = COUNT if arguments.count is None else arguments.count
+    seed = 0 if arguments.seed is None else arguments.seed
     if name == "ruler":
         length = arguments.length or min(4096, origin.training_length)
         if bridge.tokenizer is None:
@@ -327,10 +333,10 @@ def _make_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any]
         require_room_for_prompts(count, length)
         require_memory_for_pass(bridge, length, min(count, batch_limit(bridge, arguments.batch_size).of_length(length)))
         variant = arguments.variant or "multikey_1"
-        return tasks.niah(bridge.tokenizer, variant=variant, length=length, count=count, seed=seed), None
+        return tasks.niah(bridge.tokenizer, variant, length, count, seed), None, f"the task ruler, {variant}"
     if arguments.variant is not None:
         raise InputError(f"--variant is of the task ruler, and this checkpoint is asked {name}; give --task ruler with it")
-    task = trained if trained is not None and trained.name == name else tasks.make_task(name)
+    task = task_of(origin.directory, name, **options)
     if bridge.cfg.d_vocab < task.vocabulary_size:
         raise InputError(
             f"the task {name} has {task.vocabulary_size} tokens, the checkpoint {bridge.cfg.d_vocab}; "
@@ -338,4 +344,18 @@ def _make_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any]
         )
     require_room_for_prompts(count, arguments.length or task.training_length)
     test_set = None if arguments.length is None else str(arguments.length)
-    return task.prompts(count, seed=seed, test_set=test_set), task
+    return task.prompts(count, seed=seed, test_set=test_set), task, task.origin
+
+
+def _task_options(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
+    """The options of the task `name`, taken from the settings of `arguments`: those with its name before them, and its texts."""
+    from repo_interp.tasks import make_task
+
+    task = make_task(name)
+    own = [
+        (key, text)
+        for key, text in arguments.parameters
+        if key.startswith(f"{name}.") or isinstance(task.options().get(key), str)
+    ]
+    arguments.parameters = [pair for pair in arguments.parameters if pair not in own]
+    return typed(of_owner(own, name), task, f"task {name}")

@@ -56,9 +56,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     place = _listening(listening, arguments.port)
     with place:
-        explored, token, console = _explored(arguments), kept_token(), Console()
+        (explored, source), token, console = _explored(arguments), kept_token(), Console()
         address = f"http://{HOST}:{place.getsockname()[1]}/{token}/"
         console.print(bold(address, "  the explorer, for this machine alone; Ctrl-C ends it"), highlight=False, soft_wrap=True)
+        console.print(f"prompts from {source}", highlight=False)
         if not arguments.no_browser:
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
         server(explored, token, place).run(sockets=[place])
@@ -80,12 +81,17 @@ def _listening(listening: Any, port: int | None) -> Any:
         return listening(None)
 
 
-def _explored(arguments: argparse.Namespace) -> Any:
-    """What is explored. Raises InputError where the checkpoint, the run or the prompts cannot be read, or do not belong together."""
+def _explored(arguments: argparse.Namespace) -> tuple[Any, str]:
+    """What is explored, and where its prompts come from.
+
+    Raises InputError where the checkpoint, the run or the prompts cannot be read, or do not belong together.
+    """
+    from repo_interp.checkpoint_files.fetched import fetched_directory
     from repo_interp.explorer.messages import Explored, over_the_same_texts, prompts_of
     from repo_interp.models.load import load
     from repo_interp.models.provenance import loaded_from
     from repo_interp.run import read_run
+    from repo_interp.shipped import means_zoo, zoo_path
     from repo_interp.tasks.prompt.jsonl import read_prompts
 
     given = Path(arguments.what)
@@ -94,10 +100,12 @@ def _explored(arguments: argparse.Namespace) -> Any:
     if measured is None and arguments.checkpoint is not None:
         raise InputError(f"--checkpoint is of a run, and {arguments.what} is a checkpoint; leave it out")
     named = arguments.checkpoint or (arguments.what if measured is None else str(measured.attrs.get("checkpoint", "")))
-    path = find(named)
-    if measured is not None and arguments.checkpoint is None and not Path(path).exists():
+    if measured is None or arguments.checkpoint is not None:
+        path = find(named)
+    elif (path := str(zoo_path(named) if means_zoo(named) else fetched_directory(named) or "")) == "":
         raise InputError(
-            f"the run was measured on {named or 'a model made in memory'}, which is not here; name it with --checkpoint"
+            f"the run was measured on {named or 'a model made in memory'}, and a run does not choose which folder is read; "
+            "name it with --checkpoint"
         )
     bridge = load(path, **placed(arguments))
     origin = loaded_from(bridge)
@@ -107,22 +115,24 @@ def _explored(arguments: argparse.Namespace) -> Any:
         )
     if arguments.prompts is not None:
         prompts = read_prompts(arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.cfg.d_vocab)
+        source = f"the file {Path(arguments.prompts).name}"
     else:
-        prompts = _own_prompts(bridge, path) if measured is None else prompts_of(measured)
+        prompts, source = _own_prompts(bridge, path) if measured is None else (prompts_of(measured), "the run")
     explored = Explored(bridge, prompts, named, measured)
     if arguments.against is None:
-        return explored
-    return over_the_same_texts(explored, load(find(arguments.against), **placed(arguments)), arguments.against)
+        return explored, source
+    return over_the_same_texts(explored, load(find(arguments.against), **placed(arguments)), arguments.against), source
 
 
-def _own_prompts(bridge: Any, path: str) -> list[Any]:
-    """Prompts of the task that the checkpoint was trained on; else one text of the standard library."""
-    from repo_interp.analysis.defaults import default_prompts
-    from repo_interp.analysis.trained_task import trained_task
+def _own_prompts(bridge: Any, path: str) -> tuple[list[Any], str]:
+    """Prompts of the task that the checkpoint was trained on, else one text of the standard library; and where they come from."""
+    from repo_interp.analysis.defaults import default_prompts, origin_of
+    from repo_interp.analysis.trained_task import trained_name
     from repo_interp.models.provenance import length_trained
     from repo_interp.tasks import Prompt
     from repo_interp.tasks.short_text import TOKENS
 
-    if bridge.tokenizer is None and trained_task(path) is None:
-        return [Prompt(tuple(range(min(TOKENS, length_trained(bridge)))))]
-    return default_prompts(bridge, PROMPTS)[0]
+    if bridge.tokenizer is None and trained_name(path) is None:
+        return [Prompt(tuple(range(min(TOKENS, length_trained(bridge)))))], "the first tokens of the vocabulary"
+    prompts, task = default_prompts(bridge, PROMPTS)
+    return prompts, origin_of(task)

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table, from config.json and the headers of the weights; that the weights fit the decoder is checked on loading."""
+    """Print the table, from config.json and the headers of the weights, where these fit. The decoder is built where that is not plain."""
     from rich.table import Table
 
     from repo_interp.checkpoint_files.architectures import training_length
@@ -31,6 +31,10 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.positions.layouts import NO_ATTENTION, format_layout, meaning
 
     found = inspected(find(arguments.checkpoint))
+    if not found.is_plain and found.checkpoint.directory.is_dir():
+        from repo_interp.models.checkpoints import require_fitting_headers
+
+        require_fitting_headers(found.checkpoint)
     checkpoint, config, console = found.checkpoint, found.checkpoint.config, Console()
     console.print(bold(arguments.checkpoint, f"  {checkpoint.format} format, {config.model_type}"), highlight=False)
     if found.note:

@@ -115,18 +115,19 @@ def run(arguments: argparse.Namespace) -> int:
         results.write(scores)
         results.withdraw()
         published = drawn(results, scores, step, command.formats)
+    console.print(f"prompts from {scores.attrs['prompts_from']}", highlight=False)
     print_tables(console, scores)
     return print_results(console, results, published)
 
 
 def _task(arguments: argparse.Namespace, directory: Path) -> Task:
     """The task that the checkpoint in `directory` is scored on. Raises InputError for names that it does not know."""
-    from repo_interp.analysis.score import task_of
+    from repo_interp.analysis.score import task_name, task_of
+    from repo_interp.tasks import make_task
 
-    task = task_of(directory, arguments.task, arguments.task_size)
-    if arguments.task_options:
-        changes = typed(of_owner(arguments.task_options, task.name), task, f"task {task.name}")
-        task = task_of(directory, arguments.task, arguments.task_size, **changes)
+    name = task_name(directory, arguments.task)
+    changes = typed(of_owner(arguments.task_options, name), make_task(name), f"task {name}")
+    task = task_of(directory, name, arguments.task_size, **changes)
     for name in arguments.test_sets or ():
         task.prompts(1, arguments.seed, name)
     return task

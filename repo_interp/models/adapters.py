@@ -27,13 +27,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from repo_interp.checkpoint_files.fields import Base, Fields, SpecialTokens
-from repo_interp.checkpoint_files.stated import OURS, Checkpoint, described_base
-from repo_interp.checkpoint_files.stored import ADAPTER, StoredWeight, stored_weights
+from repo_interp.checkpoint_files.stated import OURS, Checkpoint, described_base, require_base
+from repo_interp.checkpoint_files.stored import ADAPTER, StoredWeight, stored_digest, stored_weights
 from repo_interp.checkpoint_files.weights import read_weights
 from repo_interp.errors import InputError
 from repo_interp.files import replaced, write_text
 from repo_interp.models.configuration import configured, written_configuration
-from repo_interp.models.provenance import stored_digest
 from repo_interp.models.reposition import assigner_parameters, scheme_modules, with_layout
 from repo_interp.models.tables import TABLE
 from repo_interp.records import modelled, read_json, shown
@@ -138,12 +137,8 @@ def base_of(checkpoint: Checkpoint) -> Checkpoint:
     base = checkpoint.base
     assert base is not None
     known = described_base(checkpoint.directory, base, configured)
-    digest = as_base(known, base.name).weights_digest
-    if digest != base.weights_digest:
-        raise InputError(
-            f"{checkpoint.directory} is an adapter on top of weights with the sha256 {base.weights_digest[:16]}...; those of {base.name} "
-            f"have {digest[:16]}...; wanted the checkpoint that it was trained on"
-        )
+    as_base(known, base.name)  # refuses an adapter
+    require_base(checkpoint.directory, base, known.directory)
     for name in sorted(Fields.model_fields.keys() - _NOT_THE_BASE):
         trained_on, found = (getattr(each.config, name, None) for each in (checkpoint, known))
         if trained_on != found:
@@ -155,13 +150,13 @@ def base_of(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def as_base(checkpoint: Checkpoint, name: str) -> Base:
-    """How an adapter on top of `checkpoint`, which the user called `name`, names it: a directory by its whole path.
+    """How an adapter on top of `checkpoint`, which the user called `name`, names it: a directory or a file by its whole path.
 
     Raises InputError for a checkpoint that is an adapter itself.
     """
     if checkpoint.base is not None:
         raise InputError(f"{name} is an adapter itself; wanted a whole checkpoint, such as {checkpoint.base.name}")
-    name = os.path.abspath(name) if os.path.isdir(name) else name
+    name = os.path.abspath(name) if os.path.exists(name) else name
     return Base(name=name, weights_digest=stored_digest(checkpoint.directory))
 
 

@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,21 +37,32 @@ from repo_interp.checkpoint_files.directories import is_of_checkpoint
 from repo_interp.checkpoint_files.fields import DTYPES, SpecialTokens
 from repo_interp.checkpoint_files.gguf import fitted
 from repo_interp.checkpoint_files.gguf_header import SUFFIX
-from repo_interp.checkpoint_files.stated import HUGGING_FACE, OURS, Checkpoint, json_object, tokens_of
+from repo_interp.checkpoint_files.stated import (
+    HUGGING_FACE,
+    OURS,
+    Checkpoint,
+    described_base,
+    json_object,
+    plain_keys,
+    stated,
+    tokens_of,
+)
 from repo_interp.checkpoint_files.stored import StoredWeight, file_key
 from repo_interp.checkpoint_files.weights import (
     fitting_weights,
     is_converted,
     loaded_by_transformers,
     read_weights,
+    require_as_many_numbers,
     tied_parameters,
 )
 from repo_interp.errors import InputError, one_line, refused
 from repo_interp.files import is_left_behind, path_of, replaced, require_directory, write_text
-from repo_interp.models.adapters import adapted, base_of
+from repo_interp.models.adapters import adapted, base_of, fitting_changes
 from repo_interp.models.configuration import (
     REGISTER,
     RepositionedConfig,
+    configured,
     identify,
     own_layout_of,
     plain,
@@ -124,10 +136,10 @@ def load_model(
     model.config.dtype = precision
     generation = checkpoint.directory / "generation_config.json"
     if generation.is_file() and model.generation_config is not None:
-        stated = json_object(generation)
-        modelled(stated, SpecialTokens, str(generation))
-        for name in SpecialTokens.model_fields.keys() & stated.keys():
-            setattr(model.generation_config, name, stated[name])
+        tokens = json_object(generation)
+        modelled(tokens, SpecialTokens, str(generation))
+        for name in SpecialTokens.model_fields.keys() & tokens.keys():
+            setattr(model.generation_config, name, tokens[name])
     model = model.to(place) if device_map is None else dispatched(model, stored, places, precision)  # pyright: ignore[reportArgumentType]
     return model.eval()
 
@@ -191,8 +203,11 @@ def save(
     with replaced(place) as unfinished:
         unfinished.mkdir()
         with replaced(unfinished / "model.safetensors") as weights:
-            save_file(_stored_form(decoder), weights, metadata={"format": "pt"})
-        write_text(unfinished / "config.json", json.dumps(written_configuration(decoder), indent=1, sort_keys=True) + "\n")
+            save_file(stored := _stored_form(decoder), weights, metadata={"format": "pt"})
+        configuration, tied = written_configuration(decoder), set(tied_parameters(decoder))
+        if tied and tied <= stored.keys():  # they differ, whatever the configuration says
+            configuration["tie_word_embeddings"] = False
+        write_text(unfinished / "config.json", json.dumps(configuration, indent=1, sort_keys=True) + "\n")
         if decoder.generation_config is not None:
             decoder.generation_config.save_pretrained(unfinished)
         if tokenizer is not None:
@@ -246,6 +261,23 @@ def _empty_model(config: PretrainedConfig, schemes: tuple[str, ...] | None, opti
         return with_layout(model, None if schemes is None else ",".join(schemes), **options)
 
 
+def require_fitting_headers(checkpoint: Checkpoint) -> None:
+    """Raise InputError where names or shapes of weights, as headers state them, are not those of the decoder of a checkpoint.
+
+    Of weights that transformers converts on loading, such as experts one by one, all numbers are counted instead.
+    """
+    directory, source = checkpoint.directory, str(checkpoint.directory / "config.json")
+    config = configured(plain_keys(stated(directory), source), source)
+    if checkpoint.base is not None:
+        base = described_base(directory, checkpoint.base)
+        require_fitting_headers(base)
+        fitting_changes(_empty_model(config, checkpoint.layout, checkpoint.options), directory)
+        return
+    model, stored = _skeleton(replace(checkpoint, config=config), config)
+    if stored is None:
+        require_as_many_numbers(model, directory)
+
+
 def _tie(model: PreTrainedModel, values: dict[str, Tensor]) -> None:
     """Decide as Hugging Face does: two equal stored weights are one, two that differ stay two, one is both."""
     stored = [name for name in tied_parameters(model) if name in values]
@@ -267,8 +299,9 @@ def _stored_form(decoder: PreTrainedModel) -> dict[str, Tensor]:
         names = _empty_model(plain(config), layout(decoder), own_layout_of(config)[1]).state_dict().keys()
         before = {name.replace(_BRIDGED, ""): tensor for name, tensor in state.items()}
         state = {name: before[name] for name in names}
-    for unembedding in tied_parameters(decoder)[1:]:
-        state.pop(unembedding, None)
+    tied = [name for name in tied_parameters(decoder) if name in state]
+    if len(tied) == 2 and torch.equal(state[tied[0]], state[tied[1]]):
+        del state[tied[1]]
     weights: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in state.items():

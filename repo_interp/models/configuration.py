@@ -24,6 +24,7 @@ from repo_interp.checkpoint_files.stated import (
     COUNTED,
     OURS,
     Checkpoint,
+    common_keys,
     counted,
     described,
     own_layout,
@@ -145,7 +146,7 @@ def __getattr__(name: str) -> Any:
 
 def configured(raw: Mapping[str, Any], source: str) -> PretrainedConfig:
     """The Hugging Face configuration of `raw`. Raises InputError, naming `source`, where it describes no decoder."""
-    modelled(raw, Fields, source)
+    modelled(common_keys(raw, raw), Fields, source)
     with refused(f"{source} describes no decoder"):
         raw = dict(PretrainedConfig._decode_special_floats(copy.deepcopy(dict(raw))))  # transformers writes into it
         layers = raw.get("num_hidden_layers")

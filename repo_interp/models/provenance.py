@@ -14,7 +14,7 @@ from torch import nn
 
 from repo_interp.checkpoint_files.architectures import training_length
 from repo_interp.checkpoint_files.stated import Checkpoint, digested
-from repo_interp.checkpoint_files.stored import weight_files
+from repo_interp.checkpoint_files.stored import digest_of, weight_files
 from repo_interp.models.changes import changes, unchanged_weights
 from repo_interp.models.reposition import assigner_parameters, attentions, layout
 from repo_interp.shipped import training_record
@@ -103,25 +103,7 @@ def identity(model: nn.Module) -> dict[str, str | int]:
 
 def checkpoint_digest(directory: Path) -> str:
     """SHA-256 over config.json and the weight files of a checkpoint, in hexadecimal."""
-    return _digest_of(digested(directory), *weight_files(directory))
-
-
-def stored_digest(directory: Path) -> str:
-    """SHA-256 over the weight files of a checkpoint alone, in hexadecimal: another version of transformers writes another config.json."""
-    return _digest_of(*weight_files(directory))
-
-
-def _digest_of(*contents: Path | bytes) -> str:
-    """SHA-256 over `contents`, bytes or files, one after another."""
-    running = hashlib.sha256()
-    for file in contents:
-        if isinstance(file, bytes):
-            running.update(file)
-            continue
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 22):
-                running.update(block)
-    return running.hexdigest()
+    return digest_of(digested(directory), *weight_files(directory))
 
 
 def weights_digest(model: nn.Module) -> str:

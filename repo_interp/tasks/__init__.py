@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from repo_interp.entry_points import TASKS, called, find, names, require_names
 from repo_interp.errors import InputError, one_line
@@ -45,6 +45,33 @@ def make_task(name: str, size: str = "small", **options: Any) -> Task:
     return dataclasses.replace(
         task, **{option: checked(value, kinds[option], f"task {name}.{option}") for option, value in options.items()}
     )
+
+
+def recorded_task(source: str, name: str, size: str, options: Mapping[str, Any], given: Mapping[str, Any]) -> Task:
+    """Return the task that a file from outside records, with the options `given` by the user over the recorded ones.
+
+    A record sets numbers, and texts that the task knows by name. It never says which file of its reader is read.
+
+    Args:
+        source: The file, for messages.
+        name: Name of the task.
+        size: Named size that has the defaults.
+        options: Options that the file records.
+        given: Options of the user.
+
+    Raises:
+        InputError: As `make_task`, and for a recorded text that could name a file and is not `given`.
+    """
+    task = make_task(name, size)
+    kinds = get_type_hints(type(task))
+    for option in options.keys() & kinds.keys() - given.keys():
+        value, allowed = options[option], ("", *task.named_texts.get(option, ()), *get_args(kinds[option]))
+        if not all(isinstance(each, int | float) or each in allowed for each in (value if isinstance(value, list) else [value])):
+            raise InputError(
+                f"{source} sets {option} of the task {name} to {one_line(repr(value), 80)}; no file from outside chooses what is "
+                f"read here, so if this is wanted, give --set {option}={option.upper()}, or other prompts by --prompts"
+            )
+    return make_task(name, size, **{**options, **given})
 
 
 def _sizes(name: str) -> Mapping[str, Task]:

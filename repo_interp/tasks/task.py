@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
@@ -122,10 +122,17 @@ class Task(Scoring, ABC):
     """Attributes of prompts to tabulate scores by, such as ("length",) or ("depth", "length")."""
     test_sets_count: ClassVar[str] = "tokens"
     """What test sets count whose names are numbers."""
+    named_texts: ClassVar[Mapping[str, Collection[str]]] = {}
+    """By option that is a text, its values that name no file: all that the record of a checkpoint may set it to."""
 
     def __post_init__(self) -> None:
         """Raises InputError for an option that is not of the type and range that it states."""
         check_fields(self, f"task {self.name}")
+
+    @property
+    def origin(self) -> str:
+        """Where its prompts come from, in words."""
+        return f"the task {self.name}"
 
     @property
     @abstractmethod

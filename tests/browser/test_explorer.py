@@ -595,7 +595,7 @@ def test_a_row_of_the_atlas_shows_its_head_and_heads_of_one_name_are_edited_toge
 
 def test_a_run_brings_its_prompts_and_its_atlas_and_is_held_to_its_checkpoint(prompts, measured, tmp_path):
     ri.write_run(measured, tmp_path / "run.nc")
-    explored = _explored(_parser(["explore"]).parse_args(["explore", str(tmp_path)]))
+    explored, _ = _explored(_parser(["explore"]).parse_args(["explore", str(tmp_path)]))
     assert [one.tokens for one in explored.prompts] == [one.tokens for one in prompts]
     assert [one.generated for one in explored.prompts] == [one.generated for one in prompts]
     opened, first = explored.answer(message({"ask": "open"})), explored.answer(message({"ask": "prompt"}))

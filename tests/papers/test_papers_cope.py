@@ -469,7 +469,7 @@ def test_seeds_whose_first_run_is_missing_are_scored_by_their_records(tmp_path):
 
 
 def results_of(root: Path, cache: Cache, experiments=PAPER.experiments):
-    subjects = [subject(name, path) for name, path in names(root).items()]
+    subjects = [subject(name, path, str(root / "corpus")) for name, path in names(root).items()]
     return [result for experiment in experiments for result in run(experiment, subjects, SMALL, cache, lambda _: None)]
 
 

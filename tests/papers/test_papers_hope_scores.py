@@ -212,7 +212,7 @@ def root(tmp_path_factory):
 
 
 def test_extended_models_answer_short_prompts_plainly_and_long_ones_otherwise(root):
-    rope = subject("language/rope", root / "language" / "rope")
+    rope = subject("language/rope", root / "language" / "rope", str(root / "documents"))
     (scored,) = scores([rope], ScoreOptions(count=4, language_count=4), Cache())
     assert scored.live is not None and scored.live["tokens"].values.tolist() == [16, 32]
     plain, *extended = (scored.live["score"].sel({"method": method}).values for method in (PLAIN, *METHODS))
@@ -222,7 +222,8 @@ def test_extended_models_answer_short_prompts_plainly_and_long_ones_otherwise(ro
 
 
 def test_every_figure_of_tiny_checkpoints(root, tmp_path):
-    subjects = [subject(file.parent.relative_to(root).as_posix(), file.parent) for file in sorted(root.glob("*/*/training.toml"))]
+    places, documents = sorted(file.parent for file in root.glob("*/*/training.toml")), str(root / "documents")
+    subjects = [subject(place.relative_to(root).as_posix(), place, documents) for place in places]
     options, said = ScoreOptions(count=4, language_count=4), []
     results = [
         result

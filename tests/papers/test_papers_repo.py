@@ -575,7 +575,7 @@ def test_adapters_of_text_on_a_checkpoint_of_no_task_of_ours_are_asked_for_ruler
     for path in paths.values():  # windows may be shorter than RULER's shortest prompt; the model was made for longer ones
         config = json.loads((path / "config.json").read_text()) | {"max_position_embeddings": 320}
         (path / "config.json").write_text(json.dumps(config))
-    subjects = [subject(name, path) for name, path in paths.items()]
+    subjects = [subject(name, path, str(corpus)) for name, path in paths.items()]
     assert [each.kind for each in subjects] == ["language"] * 3 and all(reads_text(each) for each in subjects)
     assert HAYSTACK.needs.groups(subjects) == attention.ATTENTION.needs.groups(subjects) == [subjects]
     prompts = needles(subjects[0], 320, 2, 0)
@@ -603,7 +603,7 @@ def test_adapters_of_text_on_a_checkpoint_of_no_task_of_ours_are_asked_for_ruler
     (drawn_by_length,) = HAYSTACK.draw(searched)
     assert drawn_by_length.data["method"].values.tolist() == ["plain"] and "YaRN" not in drawn_by_length.caption
     ours = trained(tmp_path / "ours", "language", "repo@1", **{**tuned, "continue_from": str(zoo_path("language/rope"))})
-    assert not reads_text(subject("ours", ours)) and not reads_text(subject("rope", zoo_path("language/rope")))
+    assert not reads_text(subject("ours", ours, str(corpus))) and not reads_text(subject("rope", zoo_path("language/rope")))
 
 
 @pytest.mark.parametrize(

@@ -234,7 +234,8 @@ def test_an_adapter_is_judged_in_the_tokens_of_its_base(made, tmp_path):
     _, options, home = made
     corpus = {"corpus": options.corpus, "length": LENGTH, "longest_test": 2 * LENGTH}
     tuned = {"continue_from": str(home / "rope"), "adapter": 2, "task_options": corpus}
-    repo, rope = (subject(name, str(trained(tmp_path / name, "language", name, **tuned))) for name in ("repo", "rope"))
+    places = {name: str(trained(tmp_path / name, "language", name, **tuned)) for name in ("repo", "rope")}
+    repo, rope = (subject(name, place, options.corpus) for name, place in places.items())
     results = list(run(TOLERANCE, [repo, rope], options, Cache(), lambda _: None))
     judged = {(verdict.claim.label, verdict.checkpoint) for result in results for verdict in result.verdicts}
     assert {("P6", "repo"), ("P6", "rope"), ("P6 (learned)", "repo")} <= judged

@@ -432,7 +432,9 @@ def test_a_language_model_goes_on_and_is_scored_in_its_own_tokens(sources, tmp_p
     options = {"corpus": str(sources), "tokens": 280, "length": 16, "longest_test": 32}
     language = replaced(TINY, {"task": "language", "task_options": options, "scheme": "rope"})
     first = trained(language, tmp_path / "first")
-    task = trained_task(first.directory)
+    with pytest.raises(InputError, match=r"give --set corpus=CORPUS"):
+        trained_task(first.directory)  # a checkpoint names no folder of its reader
+    task = trained_task(first.directory, corpus=str(sources))
     assert task.tokenizer_file == str(first.directory / "tokenizer.json")
     other = {**options, "tokens": 300}  # would be another tokenizer, were it not for the checkpoint's
     second = trained(replaced(language, {"task_options": other, "continue_from": str(first.directory)}), tmp_path / "second")

@@ -42,7 +42,7 @@ from position_papers.kit.scores import (
 )
 from position_papers.kit.subjects import Subject, records_of
 from position_papers.training.trained import configured_task, recorded_scores
-from repo_interp.models.provenance import stored_digest
+from repo_interp.checkpoint_files.stored import stored_digest
 from repo_interp.plots.marks.drawing import legend_below
 from repo_interp.plots.marks.scores import draw_scores, handles
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style

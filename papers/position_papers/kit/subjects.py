@@ -27,7 +27,7 @@ from position_papers.training.configuration import TrainingConfiguration
 from position_papers.training.trained import trained_configuration, zoo_runs
 from position_papers.zoo_directory import DIRECTORY, recorded_at
 from repo_interp import shipped
-from repo_interp.analysis.trained_task import trained_task
+from repo_interp.analysis.trained_task import trained_name, trained_task
 from repo_interp.checkpoint_files.architectures import training_length
 from repo_interp.checkpoint_files.stated import tokens_of
 from repo_interp.errors import InputError
@@ -157,8 +157,7 @@ class Given:
         """What is known of each checkpoint without reading its weights; language models read `corpus`, where it is given, instead of what
         they were trained on. Raises InputError for one that cannot be read.
         """
-        found = [subject(name, path) for name, path in self.paths.items()]
-        return [_reading(own, corpus) if corpus else own for own in found]
+        return [subject(name, path, corpus) for name, path in self.paths.items()]
 
 
 def given(wanted: Iterable[str], users: Mapping[str, str], zoo: Path = DIRECTORY) -> Given:
@@ -169,34 +168,37 @@ def given(wanted: Iterable[str], users: Mapping[str, str], zoo: Path = DIRECTORY
     return Given(paths, {name: digest(path) for name, path in paths.items()}, missing)
 
 
-def subject(name: str, path: str | os.PathLike[str]) -> Subject:
+def subject(name: str, path: str | os.PathLike[str], corpus: str = "") -> Subject:
     """The checkpoint at `path`, or the record of training there; of a directory of seeds alone, the first that has weights.
 
-    Raises InputError where neither can be read.
+    `corpus`: what language models read, where it is given, instead of what they were trained on. Raises InputError where neither can be
+    read, and for a checkpoint whose record names a file or a folder where none is given.
     """
     configuration = _configuration(Path(path))
     if configuration is not None and not (Path(path) / "config.json").is_file():
         for first in _seeds_below(Path(path)).values():
-            return replace(subject(name, first), runs=os.fspath(path))
+            return replace(subject(name, first, corpus), runs=os.fspath(path))
         return Subject(name, os.fspath(path), (), 0, "", None, configuration)
     known = identify(path)
     length = training_length(known.config)
     checkpoint = checkpoint_digest(known.directory)
-    return Subject(name, str(known.directory), known.layout, length, checkpoint, trained_task(known.directory), configuration)
+    task = _trained_task(known.directory, corpus)
+    return Subject(name, str(known.directory), known.layout, length, checkpoint, task, configuration)
 
 
-def _reading(own: Subject, corpus: str) -> Subject:
-    """`own` with prompts from `corpus`, if its task reads one."""
-    if own.task is None or "corpus" not in own.task.options():
-        return own
-    return replace(own, task=make_task(own.task.name, **{**own.task.options(), "corpus": corpus}))
+def _trained_task(directory: Path, corpus: str) -> Task | None:
+    """The task of the checkpoint in `directory`; of one that reads texts with those of `corpus`, where it is given."""
+    name = trained_name(directory)
+    reads = bool(corpus and name) and "corpus" in make_task(str(name)).options()
+    return trained_task(directory, **({"corpus": corpus} if reads else {}))
 
 
 def seeds_of(own: Subject) -> dict[int, Subject]:
     """The same checkpoint trained with other seeds, by seed and under one name: itself, and those of seed-N that have weights."""
     first = 0 if own.configuration is None else own.configuration.seed
+    corpus = "" if own.task is None else str(own.task.options().get("corpus", ""))
     others = {
-        seed: replace(subject(own.name, path), task=own.task)
+        seed: replace(subject(own.name, path, corpus), task=own.task)
         for seed, path in _seeds_below(records_of(own)).items()
         if seed != first
     }

@@ -13,15 +13,16 @@ bits per byte = nats per token * targets / (bytes ln 2). No spans; nothing is ge
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 from annotated_types import Interval
 
-from position_papers.tasks.corpus import Corpus, corpus, text_record
+from position_papers.tasks.corpus import NAMED, Corpus, corpus, text_record
 from repo_interp.errors import InputError
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.task import Batch, Number, PlainText, Task, doublings, whole_number
@@ -37,6 +38,7 @@ class Language(PlainText, Task):
 
     name: ClassVar[str] = "language"
     axes: ClassVar[tuple[str, ...]] = ("length",)
+    named_texts: ClassVar[Mapping[str, Collection[str]]] = {"corpus": tuple(NAMED)}
 
     corpus: str = ""
     """A UTF-8 text file, or a folder of them (.txt, .md, .py); empty: the standard library's sources without its tests; `installed`:
@@ -64,6 +66,11 @@ class Language(PlainText, Task):
     def data(self) -> Corpus:
         """The corpus in tokens; read and tokenized once per process."""
         return corpus(self.corpus, self.tokens, self.tokenizer_file)
+
+    @property
+    def origin(self) -> str:
+        """The task and the name of its corpus."""
+        return f"the task language on {Path(self.corpus).name or 'the sources of Python'}"
 
     @property
     def vocabulary_size(self) -> int:

@@ -33,10 +33,10 @@ from position_papers.training.step import (
 )
 from position_papers.training.trained import require_begun
 from repo_interp import processes
+from repo_interp.checkpoint_files.stored import stored_digest
 from repo_interp.experiments.responses import forced_responses, prompts_of
 from repo_interp.files import write_text
 from repo_interp.models.adapters import rounded
-from repo_interp.models.provenance import stored_digest
 from repo_interp.models.reposition import mix_with_index
 from repo_interp.side_by_side import SideBySide
 

@@ -109,7 +109,8 @@ def install(run: PlannedRun, zoo: Path) -> Path:
 
 
 def _scores(checkpoint: Path, count: int, seed: int) -> dict[str, list[float]]:
-    task = trained_task(checkpoint)
+    configuration = trained_configuration(checkpoint)
+    task = None if configuration is None else trained_task(checkpoint, **configuration.task_options)  # it was trained here
     assert task is not None, checkpoint
     scores = task_scores(load_model(checkpoint), task, None, count, seed)["score"]
     return {str(name): scores.sel(test_set=name).values.round(6).tolist() for name in scores["test_set"].values}

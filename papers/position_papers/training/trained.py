@@ -27,10 +27,11 @@ import numpy as np
 
 from position_papers.training.configuration import TrainingConfiguration, read_toml, replaced, to_toml
 from position_papers.zoo_directory import REGISTRY, recorded_at
+from repo_interp.checkpoint_files.stored import stored_digest
 from repo_interp.errors import InputError, Taken
 from repo_interp.files import write_text
 from repo_interp.models.checkpoints import identify
-from repo_interp.models.provenance import checkpoint_digest, stored_digest
+from repo_interp.models.provenance import checkpoint_digest
 from repo_interp.shipped import RUNS
 from repo_interp.tasks import Task, make_task
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import resource
+import shutil
 import sys
 from pathlib import Path
 
@@ -14,10 +15,11 @@ from families import CONFIGS, tiny
 from forked import forked, say
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3MoeConfig
 
 import repo_interp as ri
 from repo_interp.analysis.notes import RoundedPositions
+from repo_interp.checkpoint_files.weights import loaded_by_transformers
 from repo_interp.cli import main
 from repo_interp.errors import Note
 from repo_interp.models.configuration import identify
@@ -80,6 +82,127 @@ def test_tied_embeddings_are_tied_as_hugging_face_ties_them(change, stock, tmp_p
     assert model.config.tie_word_embeddings is (change is not another_head)
     ri.save(model, tmp_path / "again")
     assert torch.equal(logits(ri.load_model(tmp_path / "again")), logits(model))
+
+
+@pytest.mark.parametrize("from_memory", [False, True], ids=["loaded by us", "loaded by transformers"])
+def test_an_unembedding_of_its_own_is_saved_whatever_the_configuration_says(from_memory, stock, tmp_path):
+    """Found: a merged adapter's head was dropped, since config.json ties it; after loading again, logits were off by 31."""
+    rewritten(stock, another_head, tie_word_embeddings=True)
+    right = hugging_face(stock)
+    if from_memory:
+        model = ri.reposition(AutoModelForCausalLM.from_pretrained(stock, dtype=torch.float32), "rope")
+        model.config.tie_word_embeddings = True
+    else:
+        model = ri.load_model(stock)
+    ri.save(model, tmp_path / "again")
+    assert_close(hugging_face(tmp_path / "again"), right, atol=1e-5, rtol=1e-5)
+    assert_close(logits(ri.load_model(tmp_path / "again")), right, atol=1e-5, rtol=1e-5)
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["tie_word_embeddings"] is False
+    with torch.no_grad():
+        model.lm_head.weight.copy_(model.model.embed_tokens.weight)
+    model.config.tie_word_embeddings = True
+    ri.save(model, tmp_path / "equal")
+    assert "lm_head.weight" not in load_file(tmp_path / "equal" / "model.safetensors")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_names_without_that_of_the_base_model_are_read_as_hugging_face_reads_them(tied, tmp_path):
+    config = CONFIGS["qwen3"]()
+    config.tie_word_embeddings = tied
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    right = hugging_face(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    short = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    save_file(short, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert_close(logits(ri.load_model(tmp_path)), right, atol=1e-5, rtol=1e-5)
+    assert main(["inspect", str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module."])
+@pytest.mark.parametrize("command", ["inspect", "analyze"])
+def test_names_of_wrappers_are_refused_with_what_takes_them_off(prefix, command, stock, capsys):
+    def wrapped(tensors):
+        for name in list(tensors):
+            tensors[prefix + name] = tensors.pop(name)
+
+    rewritten(stock, wrapped)
+    assert main([command, str(stock)]) == 2
+    said = capsys.readouterr().err
+    assert f"take {prefix} off every name" in said and "Traceback" not in said
+
+
+def qwen3_moe(directory, **changed):
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {"num_key_value_heads": 2, "head_dim": 16, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
+    AutoModelForCausalLM.from_config(Qwen3MoeConfig(vocab_size=64, **sizes)).bfloat16().save_pretrained(directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | changed))
+
+
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [16, 16]}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_quantisation_that_the_weights_no_longer_have_changes_no_precision(dtype, tmp_path):
+    """Found: of experts in bfloat16, float32 was asked for and bfloat16 came."""
+    qwen3_moe(tmp_path)
+    right = logits(ri.load_model(tmp_path, dtype=dtype))
+    qwen3_moe(tmp_path / "named", quantization_config=FP8)
+    shutil.copy(tmp_path / "model.safetensors", tmp_path / "named" / "model.safetensors")
+    with pytest.warns(Note, match=r"names a quantisation \(fp8\), which its weights do not have"):
+        model = ri.load_model(tmp_path / "named", dtype=dtype)
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    assert torch.equal(logits(model), right)
+
+
+def test_a_precision_that_transformers_gives_in_place_of_the_one_asked_for_is_refused(tmp_path):
+    qwen3_moe(tmp_path, quantization_config=FP8)
+    with pytest.raises(ri.InputError, match=r"as torch.bfloat16.*; wanted torch.float32"):
+        loaded_by_transformers(tmp_path, AutoConfig.from_pretrained(tmp_path), torch.float32)
+
+
+def test_experts_that_are_stored_in_eight_bits_are_refused_as_other_weights_are(tmp_path):
+    qwen3_moe(tmp_path, quantization_config=FP8)
+    name = "model.layers.0.mlp.experts.0.up_proj.weight"
+    rewritten(tmp_path, lambda tensors: tensors.update({name: tensors[name].to(torch.float8_e4m3fn)}))
+    with pytest.warns(Note), pytest.raises(ri.InputError, match=f"{name} is stored as F8_E4M3"):
+        ri.load_model(tmp_path)
+
+
+@pytest.mark.parametrize("zero", ["mscale", "mscale_all_dim"])
+def test_a_scale_of_zero_is_none_as_hugging_face_has_it(zero, tmp_path):
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "mscale": 0.7, "mscale_all_dim": 0.7}
+    tiny("llama").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    theta = config.pop("rope_parameters")["rope_theta"]
+    (tmp_path / "config.json").write_text(json.dumps(config | {"rope_theta": theta, "rope_scaling": scaling | {zero: 0.0}}))
+    assert main(["inspect", str(tmp_path)]) == 0
+    assert_close(logits(ri.load_model(tmp_path)), hugging_face(tmp_path), atol=1e-5, rtol=1e-5)
+
+
+MISSING, SURPLUS, SHAPE = None, "surplus", "shape"
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "qwen3_moe"])
+@pytest.mark.parametrize("fault", [MISSING, SURPLUS, SHAPE], ids=["missing", "surplus", "misshaped"])
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.1.self_attn.o_proj.weight", "model.embed_tokens.weight"])
+def test_inspect_refuses_headers_that_do_not_fit(family, fault, name, tmp_path, capsys):
+    """Found: exit code 0, and a smaller number of parameters."""
+    qwen3_moe(tmp_path) if family == "qwen3_moe" else tiny(family).save_pretrained(tmp_path)
+    assert main(["inspect", str(tmp_path)]) == 0
+
+    def damage(tensors):
+        tensor = tensors[name] if fault == SURPLUS else tensors.pop(name)
+        if fault == SURPLUS:
+            tensors[name.replace("weight", "extra")] = tensor.clone()
+        if fault == SHAPE:
+            tensors[name] = tensor[:-1].clone()
+
+    rewritten(tmp_path, damage)
+    capsys.readouterr()
+    assert main(["inspect", str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1 and "repo-interp inspect: " in said.err
 
 
 @pytest.mark.parametrize("change", [the_same_head, no_head, no_embedding])

@@ -1,0 +1,273 @@
+"""Somebody else's files choose no file and no folder of their reader: one test for each kind of file that is read.
+
+`watched` is a folder of the reader. Every value of a checkpoint, a run or a log that could be a path leads there, and what Python opens
+there is seen by an audit hook; what other libraries open themselves would be seen in the results.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import h5netcdf
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from safetensors.torch import load_file, save_file
+from task_tokenizers import tokenizer
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig
+
+import repo_interp as ri
+from repo_interp.analysis.trained_task import trained_task
+from repo_interp.cli import _parser, main
+from repo_interp.cli.explore import _explored
+from repo_interp.files import sealed
+from repo_interp.models.adapters import as_base, attach, save_adapter
+from repo_interp.models.checkpoints import identify, load_model
+from repo_interp.shipped import zoo_path
+
+WORD = "quetzalcoatlus"
+OPENED: list[str] = []
+sys.addaudithook(lambda event, given: OPENED.append(str(given[0])) if event in ("open", "os.scandir", "os.listdir") else None)
+
+
+@pytest.fixture
+def watched(tmp_path):
+    """A folder of the reader: texts, a vocabulary, a tokenizer and a checkpoint."""
+    folder = tmp_path / "private"
+    shutil.copytree(zoo_path("reversal/rope"), folder)
+    tokenizer("metaspace_bpe").save_pretrained(folder)
+    (folder / "diary.txt").write_text(f"The {WORD} of my diary says so. " * 800)
+    (folder / "vocab.txt").write_text(f"{WORD}\n[UNK]\n")
+    OPENED.clear()
+    return folder
+
+
+def opened_in(folder: Path) -> set[str]:
+    return {Path(path).name for path in OPENED if Path(path).is_relative_to(folder)}
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A tiny decoder of text in its own tokens."""
+    words, directory = tokenizer("metaspace_bpe"), tmp_path / "downloaded"
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(words), max_position_embeddings=64, **sizes)).save_pretrained(directory)
+    words.save_pretrained(directory)
+    return directory
+
+
+def changed(file: Path, **keys) -> None:
+    stated = json.loads(file.read_text()) if file.is_file() else {}
+    file.write_text(json.dumps(stated | keys))
+
+
+def recorded(directory: Path, **options) -> None:
+    """Writes training.toml, as if the checkpoint was trained on `language` with `options`."""
+    lines = [f"{name} = {json.dumps(value)}" for name, value in {"length": 16, "longest_test": 32, **options}.items()]
+    (directory / "training.toml").write_text("\n".join(['task = "language"', "[task_options]", *lines]))
+
+
+@pytest.mark.parametrize("command", ["analyze", "score"])
+@pytest.mark.parametrize("option", ["corpus", "tokenizer_file"])
+def test_a_record_of_training_names_no_path(command, option, checkpoint, watched, tmp_path, capsys):
+    place = watched if option == "corpus" else watched / "tokenizer.json"
+    recorded(checkpoint, **{option: str(place)})
+    if option == "tokenizer_file":
+        for file in checkpoint.glob("tokenizer*"):  # else its own is taken
+            file.unlink()
+    assert main([command, str(checkpoint), "--count", "1", "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr()
+    assert f"give --set {option}={option.upper()}" in said.err.splitlines()[-1] and "Traceback" not in said.err and said.out == ""
+    assert not opened_in(watched) and not (tmp_path / "out").exists()
+
+
+def test_every_other_way_to_a_recorded_task_refuses_a_path_too(checkpoint, watched):
+    recorded(checkpoint, corpus=str(watched))
+    bridge = ri.load(checkpoint)
+    for made in (
+        lambda: ri.analyze(bridge, measures=["attention_mass"]),
+        lambda: ri.score(bridge, count=1),
+        lambda: trained_task(checkpoint),
+        lambda: _explored(_parser(["explore"]).parse_args(["explore", str(checkpoint)])),
+    ):
+        with pytest.raises(ri.InputError, match="no file from outside chooses what is read here"):
+            made()
+    assert not opened_in(watched)
+
+
+def test_the_user_gives_the_path_and_the_run_says_where_prompts_came_from(checkpoint, watched, tmp_path, capsys):
+    recorded(checkpoint, corpus="/somewhere/else", tokenizer_file="/somewhere/else.json")
+    given, out = ["--set", f"corpus={watched / 'diary.txt'}", "--count", "1"], str(tmp_path / "out")
+    measured = ["--measures", "attention_rows", "--length", "16"]
+    assert main(["analyze", str(checkpoint), *given, *measured, "--out", out]) == 0
+    assert "from the task language on diary.txt" in " ".join(capsys.readouterr().out.split())
+    assert ri.read_run(out).attrs["prompts_from"] == "the task language on diary.txt"
+    assert main(["score", str(checkpoint), *given, "--test-sets", "16", "--out", f"{out}-scores"]) == 0
+    assert ri.read_run(f"{out}-scores").attrs["prompts_from"] == "the task language on diary.txt"
+    assert "prompts from the task language on diary.txt" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_corpus_with_a_name_may_be_recorded(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setenv("REPO_INTERP_CACHE", str(tmp_path))
+    recorded(checkpoint, corpus="pinned-prose")
+    task = trained_task(checkpoint)
+    assert task is not None and task.options()["corpus"] == "pinned-prose"
+    assert task.origin == "the task language on pinned-prose"
+    assert task.options()["tokenizer_file"] == str(checkpoint / "tokenizer.json")
+
+
+@pytest.mark.parametrize("source", ["--text", "the file prompts.txt", "Python's documentation"])
+def test_the_run_says_where_other_prompts_came_from(source, checkpoint, tmp_path, capsys):
+    (tmp_path / "prompts.txt").write_text("the cat sees a tree")
+    given = {"--text": ["--text", "the cat"], "the file prompts.txt": ["--prompts", str(tmp_path / "prompts.txt")]}.get(
+        source, []
+    )
+    out = str(tmp_path / "out")
+    assert main(["analyze", str(checkpoint), *given, "--measures", "attention_rows", "--out", out]) == 0
+    assert ri.read_run(out).attrs["prompts_from"] == source
+    assert f"from {source};" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize("key", ["vocab_file", "vocab", "sp_model_kwargs"])
+def test_a_tokenizer_names_no_file_elsewhere(file, key, checkpoint, watched, capsys):
+    """Found: a vocabulary of another folder is read so, and its lines become the texts of tokens."""
+    place = str(watched / "vocab.txt")
+    changed(checkpoint / "tokenizer_config.json", tokenizer_class="BertTokenizer")
+    changed(checkpoint / file, **{key: {"model_file": place} if key == "sp_model_kwargs" else place})
+    (checkpoint / "tokenizer.json").unlink()
+    for command in ("inspect", "analyze"):
+        assert main([command, str(checkpoint)]) == 2
+        assert f"{file} names a file of this machine" in capsys.readouterr().err
+    with pytest.raises(ri.InputError, match="names a file of this machine"):
+        ri.load(checkpoint)
+
+
+def test_an_author_s_own_paths_that_nothing_reads_are_passed_over(checkpoint, watched):
+    names = {"special_tokens_map_file": str(watched / "vocab.txt"), "name_or_path": str(watched)}
+    changed(checkpoint / "tokenizer_config.json", **names, vocab_file="/of/the/author/vocab.txt")
+    changed(checkpoint / "config.json", _name_or_path=str(watched), name_or_path=str(watched))
+    assert WORD not in ri.load(checkpoint).tokenizer.get_vocab() and not opened_in(watched)
+
+
+def test_an_adapter_of_peft_beside_weights_leads_to_no_base(checkpoint, watched):
+    changed(
+        checkpoint / "adapter_config.json", peft_type="LORA", base_model_name_or_path=str(watched), r=2, target_modules=["q_proj"]
+    )
+    shutil.copy(checkpoint / "adapter_config.json", experts(checkpoint.parent / "experts"))
+    for directory in (checkpoint, checkpoint.parent / "experts"):
+        with suppress(ri.InputError):  # or the adapter is refused
+            ri.load(directory)
+        assert not opened_in(watched)
+
+
+def experts(directory: Path) -> Path:
+    """A checkpoint whose weights transformers reads."""
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+    }
+    config = Qwen3MoeConfig(vocab_size=64, head_dim=16, moe_intermediate_size=16, num_experts=2, num_experts_per_tok=1, **sizes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    return directory
+
+
+@pytest.mark.parametrize("named", ["whole path", "short name"])
+def test_an_adapter_opens_a_folder_of_its_reader_only_for_the_weights_that_it_states(
+    named, watched, tmp_path, monkeypatch, capsys
+):
+    base = shutil.copytree(zoo_path("reversal/repo"), tmp_path / "base")
+    model = ri.reposition(load_model(base), "repo")
+    attach(model, rank=2)
+    save_adapter(model, tmp_path / "adapter", as_base(identify(base), str(base)))
+    assert main(["inspect", str(tmp_path / "adapter")]) == 0
+    stated = json.loads((tmp_path / "adapter" / "config.json").read_text())["adapter"]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    shutil.move(watched, tmp_path / "models" / "private")
+    name = str(tmp_path / "models" / "private") if named == "whole path" else "models/private"
+    changed(tmp_path / "adapter" / "config.json", adapter=stated | {"name": name})
+    OPENED.clear(), capsys.readouterr()
+    for command in ("inspect", "analyze", "score"):
+        assert main([command, str(tmp_path / "adapter")]) == 2
+        said = capsys.readouterr().err
+        assert ("those of" in said if named == "whole path" else "is a folder or a file here" in said) and said.count("\n") == 1
+    assert "diary.txt" not in opened_in(tmp_path / "models")
+    assert not opened_in(tmp_path / "models") - {"private", "model.safetensors", "config.json", "tokenizer_config.json"}
+
+
+def test_a_run_names_no_folder(watched, tmp_path, monkeypatch):
+    run = ri.analyze(ri.load("reversal/rope"), measures=["attention_rows"], layers=[0])
+    monkeypatch.chdir(watched.parent)
+    for name in (str(watched), watched.name, f"niah/../{watched.name}"):
+        run.attrs["checkpoint"] = name
+        run.attrs.pop("checkpoint_digest", None)
+        ri.write_run(run, tmp_path / "run.nc")
+        with pytest.raises(ri.InputError, match=r"a run does not choose which folder is read|is installed"):
+            _explored(_parser(["explore"]).parse_args(["explore", str(tmp_path / "run.nc")]))
+    assert not opened_in(watched)
+
+
+def test_a_run_of_scores_names_no_corpus(watched):
+    bridge = ri.load("niah/repo")
+    scores = ri.score(bridge, test_sets=[64], count=1)
+    scores["scores"].attrs |= {"task": "language", "task_corpus": str(watched)}
+    with pytest.raises(ri.InputError, match="the run sets corpus of the task language"):
+        ri.explain_cell(scores, 50, 64, bridge)
+    assert not opened_in(watched)
+
+
+def test_a_run_of_more_numbers_than_a_file_holds_is_refused(tmp_path):
+    xr.Dataset({"a": ("x", np.zeros(2))}).to_netcdf(tmp_path / "run.nc", engine="h5netcdf")
+    with h5netcdf.File(tmp_path / "run.nc", "a") as file:
+        file.dimensions["y"] = 1 << 40
+        file.create_variable("many", ("y",), "f8", chunks=(1 << 20,))
+    (tmp_path / "run.nc").write_bytes(sealed((tmp_path / "run.nc").read_bytes()))
+    with pytest.raises(ri.InputError, match="it states more numbers than such a file can hold"):
+        ri.read_run(tmp_path / "run.nc")
+
+
+@pytest.mark.parametrize("key", ["n_layer", "n_embd", "n_positions", "n_head"])
+def test_sizes_are_bounded_by_whatever_name_a_family_has_for_them(key, tmp_path, capsys):
+    config = GPT2Config(vocab_size=64, n_positions=32, n_embd=16, n_layer=1, n_head=2)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    assert main(["inspect", str(tmp_path)]) == 0
+    changed(tmp_path / "config.json", **{key: 10**12})
+    capsys.readouterr()
+    for command in ("inspect", "analyze"):
+        assert main([command, str(tmp_path)]) == 2
+        assert "wanted a number of at most" in capsys.readouterr().err
+
+
+def test_prompts_and_logs_name_no_file(checkpoint, watched, tmp_path):
+    place = str(watched / "diary.txt")
+    sample = {"doc_id": 0, "doc": {"file": place}, "arguments": [[place, {"until": []}]], "resps": [[place]], "target": place}
+    (tmp_path / "samples.jsonl").write_text(json.dumps(sample))
+    log = {"eval": {"model": place}, "samples": [{"id": 1, "input": place, "attachments": {"a": place}, "store": {"b": place}}]}
+    (tmp_path / "log.json").write_text(json.dumps(log))
+    (tmp_path / "own.jsonl").write_text(json.dumps({"text": place, "attributes": {"file": place}}))
+    bridge = ri.load(checkpoint)
+    for name in ("samples.jsonl", "log.json", "own.jsonl"):
+        (prompt,) = ri.read_prompts(tmp_path / name, tokenizer=bridge.tokenizer)
+        assert len(prompt.tokens) > 1
+    assert not opened_in(watched)
+
+
+def test_an_index_names_no_file_elsewhere(checkpoint, watched):
+    save_file(load_file(checkpoint / "model.safetensors"), watched / "model.safetensors", metadata={"format": "pt"})
+    (checkpoint / "model.safetensors").unlink()
+    named = {"model.embed_tokens.weight": str(watched / "model.safetensors")}
+    changed(checkpoint / "model.safetensors.index.json", weight_map=named)
+    OPENED.clear()
+    with pytest.raises(ri.InputError, match="is no safetensors file that stands beside it"):
+        ri.load(checkpoint)
+    assert not opened_in(watched)
