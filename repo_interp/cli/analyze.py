@@ -175,10 +175,10 @@ def _request(arguments: argparse.Namespace, name: str, step: Step) -> Request:
     from repo_interp.models.reposition import layout
     from repo_interp.plots.catalogue import view_of
 
-    experiments, parameters = [experiment_named(experiment) for experiment in arguments.experiments or ()], arguments.parameters
-    for key, text in parameters:
+    experiments = [experiment_named(experiment) for experiment in arguments.experiments or ()]
+    for key, text in arguments.parameters:
         owner, _, option = key.rpartition(".")
-        if owner:
+        if owner and owner not in names(TASKS):
             require_names(MEASURES, [owner], *names(EXPERIMENTS))
             kind = measure_named if owner in names(MEASURES) else experiment_named
             field_value(kind(owner), option, text, owner, fixed=("name",))
@@ -193,7 +193,7 @@ def _request(arguments: argparse.Namespace, name: str, step: Step) -> Request:
         source = "--text" if arguments.prompts is None else f"the file {Path(arguments.prompts).name}"
     else:
         prompts, task, source = _make_prompts(arguments, bridge)
-    wanted = arguments.measures or default_measures(prompts, layout(bridge), arguments.layers)
+    wanted, parameters = arguments.measures or default_measures(prompts, layout(bridge), arguments.layers), arguments.parameters
     if arguments.experiments is None and arguments.measures is None and arguments.layers is None:
         experiments = default_experiments(bridge, prompts, task)
     if arguments.save_maps is not None:

@@ -197,8 +197,8 @@ def test_an_adapter_opens_a_folder_of_its_reader_only_for_the_weights_that_it_st
     name = str(tmp_path / "models" / "private") if named == "whole path" else "models/private"
     changed(tmp_path / "adapter" / "config.json", adapter=stated | {"name": name})
     OPENED.clear(), capsys.readouterr()
-    for command in ("inspect", "analyze", "score"):
-        assert main([command, str(tmp_path / "adapter")]) == 2
+    for command, *options in (("inspect",), ("analyze",), ("score", "--task", "reversal")):
+        assert main([command, str(tmp_path / "adapter"), *options]) == 2
         said = capsys.readouterr().err
         assert ("those of" in said if named == "whole path" else "is a folder or a file here" in said) and said.count("\n") == 1
     assert "diary.txt" not in opened_in(tmp_path / "models")
@@ -248,6 +248,7 @@ def test_sizes_are_bounded_by_whatever_name_a_family_has_for_them(key, tmp_path,
         assert "wanted a number of at most" in capsys.readouterr().err
 
 
+@pytest.mark.filterwarnings("ignore:the log holds messages")
 def test_prompts_and_logs_name_no_file(checkpoint, watched, tmp_path):
     place = str(watched / "diary.txt")
     sample = {"doc_id": 0, "doc": {"file": place}, "arguments": [[place, {"until": []}]], "resps": [[place]], "target": place}
