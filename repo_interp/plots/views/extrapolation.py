@@ -34,13 +34,14 @@ METHOD_NAMES = {"plain": "plain", "lm_infinite": "LM-Infinite", "interpolation":
 FLOOR: dict[str, Any] = {"color": "#9A9A9A", "linewidth": 0.8, "linestyle": (0, (3, 2)), "zorder": 0}
 LOG_ABOVE = 20.0
 """Largest over smallest KL of a layer, or of a length, from which the axis is logarithmic: on a linear one all others would lie at 0."""
+_ABOVE = ("kl_above_noise", "kl_above_noise_low", "kl_above_noise_high")
 TRACE_COLUMNS = 4
 """Queries per row."""
 
 
 @style()
 def extrapolation_by_length(run: xr.DataTree) -> PaperFigure:
-    """KL of attention outputs (mean over layers) and log perplexity by length, and KL by layer at the longest (table 2).
+    """KL of attention outputs (mean over layers, with its interval) and log perplexity by length, and KL by layer at the longest (table 2).
 
     Raises InputError when the run has no extrapolation.
     """
@@ -58,6 +59,9 @@ def extrapolation_by_length(run: xr.DataTree) -> PaperFigure:
     floor = kl.sel({"method": "plain"}).values[0] if "plain" in kl["method"].values else None
     if floor is not None:
         by_length.axhline(floor.mean(), **FLOOR, gid="noise")
+        for method, (low, high) in _intervals(dataset).items():
+            look = {"color": _look(method)["color"], "linewidth": 0.7}
+            by_length.vlines(lengths, np.maximum(floor.mean() + low, 0), floor.mean() + high, **look, gid=f"interval {method}")
         by_layer.plot(range(len(floor)), floor, **FLOOR, gid="noise by layer")
     by_length.set_title(unit_label("KL of attention outputs", kl))
     perplexity.set_title(unit_label(f"log perplexity, last {dataset.attrs['judged']} tokens", dataset["log_perplexity"]))
@@ -115,6 +119,14 @@ def output_traces(run: xr.DataTree) -> PaperFigure:
     return figure
 
 
+def _intervals(dataset: xr.Dataset) -> dict[str, list[np.ndarray]]:
+    """By method, the ends [length] of the interval of KL above noise; none of a run that does not hold them."""
+    if "kl_above_noise" not in dataset:
+        return {}
+    ends = [dataset[f"kl_above_noise_{end}"].transpose("method", "length").values for end in ("low", "high")]
+    return {str(method): [end[place] for end in ends] for place, method in enumerate(dataset["method"].values)}
+
+
 def _look(method: str) -> dict[str, Any]:
     return {"markersize": 3, **METHOD_LOOKS.get(method, {"color": "#8A8A8A", "marker": "x", "linestyle": ":"})}
 
@@ -125,15 +137,17 @@ def extrapolation_table(run: xr.DataTree) -> Table:
     rows = []
     for method, length in product(map(str, dataset["method"].values), dataset["length"].values):
         own = dataset.sel({"method": method, "length": length})
-        numbers = own["kl"].mean(), own["kl"][-1], own["log_perplexity"], own["task_score"], own["task_score_error"]
+        above = [own[name].mean() for name in _ABOVE if name in own]
+        numbers = own["kl"].mean(), *above, own["kl"][-1], own["log_perplexity"], own["task_score"], own["task_score_error"]
         rows.append((METHOD_NAMES.get(method, method), int(length), *cells(numbers)))
     metric, prompts = str(dataset.attrs["metric"]), int(dataset.attrs["prompts"])
-    columns = ("method", "length", "KL", "KL, last layer", "log perplexity there", metric, "its standard error")
+    floors = ("KL above noise", "from", "to") if "kl_above_noise" in dataset else ()
+    columns = ("method", "length", "KL", *floors, "KL, last layer", "log perplexity there", metric, "its standard error")
     note = (
         f"KL and log perplexity of the last {dataset.attrs['judged']} tokens of a prompt, {dataset.attrs['metric']} of whole prompts; "
         f"{prompts // 2} prompts of {dataset.attrs['task']} per length, beside {prompts - prompts // 2} others of the training length. "
         "KL in nats per head, mean over heads and layers: the plain one at the training length is the noise of fitting Gaussians to few "
-        "tokens."
+        "tokens. Methods are ranked by what is above it, as far as its 95 % intervals (from, to) do not overlap."
     )
     return Table("extrapolation", "Beyond the training length", columns, tuple(rows), note)
 
@@ -160,7 +174,7 @@ VIEW = View(
     one_figure("extrapolation", extrapolation_by_length),
     tables=lambda run: (extrapolation_table(run),),
     findings=_findings,
-    compared=("kl", "log_perplexity", "task_score"),
+    compared=("kl", "kl_above_noise", "log_perplexity", "task_score"),
 )
 
 
