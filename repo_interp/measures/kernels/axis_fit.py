@@ -25,6 +25,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from repo_interp.measures.kernels.rounding import varies
 from repo_interp.measures.kernels.seen_pairs import advanced, delayed, fast_length
 from repo_interp.measures.kernels.solvers import Axes, conjugate_gradients, fit_triangle
 
@@ -162,11 +163,10 @@ def pearson(count: Tensor, total: Tensor, square: Tensor, fitted_total: Tensor, 
     mean, fitted_mean = total / count, fitted_total / count
     variance = square / count - mean**2
     fitted_variance = fitted_square / count - fitted_mean**2
-    rounding = 64 * torch.finfo(torch.float64).eps
-    varies = (variance > rounding * square / count) & (fitted_variance > rounding * fitted_square / count)
+    both_vary = varies(variance, square / count) & varies(fitted_variance, fitted_square / count)
     covariance = product / count - mean * fitted_mean
     correlation = covariance / (variance.clamp(min=0) * fitted_variance.clamp(min=0)).sqrt()
-    return torch.where(varies, correlation.clamp(-1, 1), torch.nan)
+    return torch.where(both_vary, correlation.clamp(-1, 1), torch.nan)
 
 
 def inner_product(left: Axes, right: Axes) -> Tensor:
