@@ -8,9 +8,9 @@ methods: plain, lm_infinite (window and cap L), interpolation and yarn (both by 
 An attention output is the vector o_i = sum_j w_ij v_j of one head, as in eq. 1, before Wo; a layer's divergence is the mean over its
 heads. Choices where the paper is silent.
 The judged tokens are the last `judged` of a prompt: those furthest beyond training; log perplexity is theirs too. N_L comes from the
-even prompts, N_n from the odd ones: what remains at n = L, plain, is the noise of the fit and of the choice of documents. It is the
-floor of every other number: few prompts have a high one, above which methods cannot be ranked. The same prompts are cut to every length,
-so lengths differ in nothing else but which tokens are judged.
+even prompts, N_n from the odd ones: what remains at n = L, plain, is the noise of the fit and of the choice of documents. It is
+in every other number too, large where prompts are few, and methods are ranked by what is above it. The same prompts are cut to every
+length, so lengths differ in nothing else but which tokens are judged.
 
     kl_above_noise                             KL(N_n || N_L) - KL(plain N_L || N_L)
     kl_above_noise_low, kl_above_noise_high    95 % interval of its mean over layers: Student's, by a jackknife that leaves out each of up
@@ -38,7 +38,7 @@ import numpy as np
 import torch
 import xarray as xr
 from annotated_types import Interval
-from jaxtyping import Float
+from scipy.stats import sem
 from scipy.stats import t as student
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -64,7 +64,7 @@ REFERENCE_POINTS = 2000
 FOLDS = 8
 """Groups of prompts that the interval of divergences is made from, at most."""
 MOSTLY = 0.5
-"""Share of a divergence that is its floor, from where on a warning says so."""
+"""Share of a divergence that is noise, from where on a warning says so."""
 _TRACES = {
     "pca_reference": ("attention outputs at training lengths in their plane", "output units"),
     "pca_trace": ("outputs of a query over sliding windows", "output units"),
@@ -88,13 +88,13 @@ class _Judged:
         prompts: Sequence[Prompt],
         context: AbstractContextManager[None],
     ) -> dict[str, Any]:
-        """The numbers of one method and length; among them `without` [group, layer], divergences without a group of prompts."""
+        """The numbers of one method and length; among them `without` [layer, group], divergences without a group of prompts."""
         normal = reference()
         fits, scores, log_perplexity = self.gaussians(prompts, context)
-        divergences = np.array([_divergences(fits[layer], normal[layer]) for layer in sorted(normal)]).T
+        divergences = [_divergences(fits[layer], normal[layer]) for layer in sorted(normal)]
         return {
-            "kl": divergences[0].tolist(),
-            "without": divergences[1:].tolist(),
+            "kl": [of_layer[0] for of_layer in divergences],
+            "without": [of_layer[1:] for of_layer in divergences],
             "log_perplexity": log_perplexity,
             "task_score": float(scores.mean()),
             "task_score_error": float(scores.std(ddof=1) / np.sqrt(len(scores))),
@@ -142,21 +142,10 @@ class _Judged:
 def _divergences(judged: Sequence[VectorSums], reference: Sequence[VectorSums]) -> list[float]:
     """KL of the sums of all groups, then without each group that both have; mean over heads. NaN where too few vectors are left."""
     whole = [reduce(VectorSums.__add__, groups) for groups in (judged, reference)]
-    without = [
-        [all_of - group for all_of, group in zip(whole, pair, strict=True)] for pair in zip(judged, reference, strict=False)
-    ]
+    without = [(whole[0] - own, whole[1] - other) for own, other in zip(judged, reference, strict=False)]
     return [
-        float(gaussian_divergence(of, to).mean()) if min(of.count, to.count) > 1 else float("nan") for of, to in [whole, *without]
+        float(gaussian_divergence(of, to).mean()) if min(of.count, to.count) > 1 else float("nan") for of, to in (whole, *without)
     ]
-
-
-def _interval(without: Float[np.ndarray, "... group"], around: Float[np.ndarray, "..."]) -> tuple[np.ndarray, np.ndarray]:
-    """The ends of the 95 % interval of numbers `around`, from those `without` each group."""
-    groups = without.shape[-1]
-    deviations = without - without.mean(-1, keepdims=True)
-    error = np.sqrt((groups - 1) / groups * np.square(deviations).sum(-1))
-    width = float(student.ppf(0.975, groups - 1)) * error
-    return around - width, around + width
 
 
 @torch.inference_mode()
@@ -230,7 +219,7 @@ class Extrapolation(Experiment):
     """The experiment `extrapolation` (Position Generalization sec. 4.2)."""
 
     methods: tuple[Method, ...] = ()
-    """Methods of extension; empty: all that the model's positions allow."""
+    """Methods of extension beside the plain model; empty: all that the model's positions allow."""
     lengths: tuple[Tokens, ...] = ()
     """Lengths in tokens; empty: the training length and its doublings up to four times it, or test sets of the task."""
     sequences: Annotated[int, Interval(ge=LEAST, le=1_000_000)] = 32
@@ -279,9 +268,11 @@ class Extrapolation(Experiment):
                 groups["output_traces"] = traces
             return groups
 
-        methods = self.methods or allowed
-        noise = () if "plain" in methods else reference[1::2]
-        return Plan(self, (*reference[::2], *half * len(methods), *noise, *(reference if traced else ()), last), run)
+        passes = (*reference[::2], *half * len(self._methods(model)), *(reference if traced else ()), last)
+        return Plan(self, passes, run)
+
+    def _methods(self, model: PreTrainedModel) -> list[str]:
+        return list(dict.fromkeys(("plain", *(self.methods or allowed_methods(model)))))
 
     def measured(
         self,
@@ -296,7 +287,7 @@ class Extrapolation(Experiment):
         """The group `extrapolation` of a run: `prompts` by length in tokens (see `prompt_sets`; the training length must be among them,
         with at least 4 prompts). Variables `kl [method, length, layer]` in nats, `kl_above_noise` with an interval of its mean over layers
         [method, length], `log_perplexity [method, length]` of the judged tokens in nats, `task_score [method, length]` with
-        `task_score_error` over prompts. Warns where most of a divergence beyond the training length is its floor.
+        `task_score_error` over prompts. Warns where most of a divergence beyond the training length is noise.
 
         `store` keeps finished points for when it is called again. Raises InputError for methods that the model cannot use.
         """
@@ -304,7 +295,7 @@ class Extrapolation(Experiment):
             raise InputError(
                 f"at least {LEAST} prompts of the training length, {training_length} tokens, were wanted to compare with"
             )
-        methods, lengths = list(dict.fromkeys(self.methods or allowed_methods(model))), sorted(prompts)
+        methods, lengths = self._methods(model), sorted(prompts)
         judged = self.judged or max(2, training_length // 4)
         measurement = _Judged(model, scoring, judged, batch_size)
         reference = cache(lambda: measurement.gaussians(prompts[training_length][::2], nullcontext())[0])
@@ -312,10 +303,7 @@ class Extrapolation(Experiment):
         for method, length in product(methods, lengths):
             context = extended(model, method, length, training_length, self.global_tokens)
             points[f"{method}-{length}"] = partial(measurement.compared, reference, prompts[length][1::2], context)
-        plain = f"plain-{training_length}"
-        points.setdefault(plain, partial(measurement.compared, reference, prompts[training_length][1::2], nullcontext()))
-        computed = store.get_or_compute(points, progress)
-        found = [computed[f"{method}-{length}"] for method, length in product(methods, lengths)]
+        found = list(store.get_or_compute(points, progress).values())
         layers = [attention.layer_idx for attention in attentions(model)]
         texts = {
             "kl": ("divergence of attention outputs from those at the training length, mean over heads", "nat"),
@@ -326,30 +314,25 @@ class Extrapolation(Experiment):
             "task_score": (f"{scoring.metric}, mean over prompts", scoring.units),
             "task_score_error": (f"standard error of {scoring.metric} over prompts", scoring.units),
         }
-        axes, shape, values = ("method", "length", "layer"), (len(methods), len(lengths)), {}
-        floor = np.array(computed[plain]["kl"])
-        above = np.array([point["kl"] for point in found]) - floor
-        without = np.array([point["without"] for point in found]) - np.array(computed[plain]["without"])
-        ends = _interval(without.mean(-1), above.mean(-1))
-        derived = dict(zip(("kl_above_noise", "kl_above_noise_low", "kl_above_noise_high"), (above, *ends), strict=True))
-        for name in texts:
-            by_point = derived[name] if name in derived else np.array([point[name] for point in found], dtype=np.float64)
-            values[name] = axes[: 1 + by_point.ndim], by_point.reshape(*shape, *by_point.shape[1:])
-        group = described_group(values, texts, {"method": methods, "length": lengths, "layer": layers})
-        _warn_of_noise(
-            group["kl"].mean("layer").sel(length=[tokens for tokens in lengths if tokens > training_length]), floor.mean()
-        )
+        values = {}
+        for name in found[0]:
+            by_point = np.array([point[name] for point in found], dtype=np.float64)
+            values[name] = by_point.reshape(len(methods), len(lengths), *by_point.shape[1:])
+        noise, without = (values[name][0, lengths.index(training_length)] for name in ("kl", "without"))  # plain
+        above, jackknife = values["kl"] - noise, (values.pop("without") - without).mean(-2)
+        freedom = jackknife.shape[-1] - 1
+        width = student.ppf(0.975, freedom) * freedom * sem(jackknife, axis=-1)
+        ends = {"kl_above_noise_low": above.mean(-1) - width, "kl_above_noise_high": above.mean(-1) + width}
+        beyond = values["kl"].mean(-1)[:, lengths.index(training_length) + 1 :]
+        mostly = [name for name, of in zip(methods, beyond, strict=True) if (noise.mean() > MOSTLY * of).any()]
+        if mostly:
+            warn(
+                f"most of extrapolation.kl is noise, {noise.mean():.3g} nats at the training length, for {', '.join(mostly)}: it ranks no "
+                "methods; read kl_above_noise with its interval, or take more prompts (extrapolation.sequences)"
+            )
+        axes = ("method", "length", "layer")
+        labelled = {name: (axes[: of.ndim], of) for name, of in (values | ends | {"kl_above_noise": above}).items()}
+        group = described_group(labelled, texts, {"method": methods, "length": lengths, "layer": layers})
         own = {"training_length": training_length, "judged": judged, "global_tokens": self.global_tokens}
         attributes = scoring.attributes | own | {"prompts": len(prompts[training_length])}
         return with_schemes(group, layout(model)).assign_attrs(attributes)
-
-
-def _warn_of_noise(divergence: xr.DataArray, noise: float) -> None:
-    """Warn of the methods most of whose divergence [method, length] is noise at some length."""
-    mostly = (noise > MOSTLY * divergence).any("length")
-    if bool(mostly.any()):
-        named = ", ".join(str(method) for method in divergence["method"].values[mostly.values])
-        warn(
-            f"most of extrapolation.kl is noise, {noise:.3g} nats at the training length, for {named}: it ranks no methods; read "
-            "kl_above_noise with its interval, or take more prompts (extrapolation.sequences)"
-        )

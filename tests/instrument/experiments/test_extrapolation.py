@@ -256,12 +256,15 @@ def test_divergence_above_noise_has_the_interval_of_leaving_out_each_pair_of_pro
             return Extrapolation(("interpolation",)).measured(model, task, chosen, 16)
 
     group = measured(range(6))
+    assert group["method"].values.tolist() == ["plain", "interpolation"], (
+        "without the plain model there is no noise to compare with"
+    )
     above = group["kl_above_noise"].mean("layer")
     assert (above.sel(length=16) == 0).all(), "at the training length, where methods change nothing"
     assert_allclose(group["kl_above_noise"].sel(length=64), group["kl"].sel(length=64) - group["kl"].sel(length=16))
     others = [measured([number for number in range(6) if number // 2 != pair]) for pair in range(3)]
-    without = np.array([float(each["kl_above_noise"].sel(length=64).mean()) for each in others])
-    width = student.ppf(0.975, 2) * np.sqrt(2 / 3 * np.square(without - without.mean()).sum())
+    without = np.array([each["kl_above_noise"].sel(length=64).mean("layer") for each in others])
+    width = student.ppf(0.975, 2) * np.sqrt(2 / 3 * np.square(without - without.mean(0)).sum(0))
     for end, sign in (("low", -1), ("high", 1)):
         assert_allclose(group[f"kl_above_noise_{end}"].sel(length=64), above.sel(length=64) + sign * width, rtol=1e-6)
     table = extrapolation_table(xr.DataTree.from_dict({"/extrapolation": group}))

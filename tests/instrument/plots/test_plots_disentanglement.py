@@ -174,6 +174,9 @@ def test_extrapolation_is_drawn_by_method_and_length(run):
     np.testing.assert_allclose(line.get_ydata(), group["kl"].sel({"method": "lm_infinite"}).mean("layer"))
     line = artist(figure, "layers plain")
     np.testing.assert_allclose(line.get_ydata(), group["kl"].sel({"method": "plain", "length": 64}))
+    drawn, noise = artist(figure, "interval lm_infinite"), float(group["kl"].sel({"method": "plain"})[0].mean())
+    ends = [group[f"kl_above_noise_{end}"].sel({"method": "lm_infinite"}).values + noise for end in ("low", "high")]
+    np.testing.assert_allclose([segment[:, 1] for segment in drawn.get_segments()], np.transpose(ends))
 
 
 def test_one_layer_or_method_that_leaves_far_further_does_not_hide_the_others(run):
