@@ -23,7 +23,7 @@ from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs
 from repo_interp.measures.kernels.heads import ILL_CONDITIONED, PROFILES, HeadBlock, Reduction, over_heads
-from repo_interp.measures.kernels.rounding import varies
+from repo_interp.measures.kernels.rounding import variance_of
 from repo_interp.positions.rotary import expand_heads
 
 
@@ -100,9 +100,7 @@ class Moments:
     """Means over pairs, or distances, of parts of a quantity y. Float64."""
 
     variance: Float[Tensor, "... 1"]
-    """Of y."""
-    whole: Float[Tensor, "... 1"]
-    """Of y itself."""
+    """Of y; 0 where y varies by rounding only."""
     of_part: Float[Tensor, "... part"]
     """Variance of each part."""
     with_whole: Float[Tensor, "... part"]
@@ -111,8 +109,7 @@ class Moments:
     @property
     def variance_accounted(self) -> Float[Tensor, "... part"]:
         """VAF of each part, in per cent: 0 for an empty one, 100 for all of y."""
-        known = varies(self.variance, self.variance + self.whole**2)
-        return torch.where(known, _share(2 * self.with_whole - self.of_part, self.variance), torch.nan)
+        return _share(2 * self.with_whole - self.of_part, self.variance)
 
 
 @dataclass(frozen=True)
@@ -130,11 +127,11 @@ def component_moments(
     count, pairs = block.counts.total[..., None], block.pairs
     mean, member = totals / count, bands.to(torch.float64)
     whole = mean.sum(-1, keepdim=True)
-    variance = pairs.square[..., None] / count - whole**2
+    variance = variance_of(pairs.square[..., None] / count, whole)
     with_whole = pairs.with_logits / count - mean * whole
     band_mean = mean @ member.mT
-    of_bands = Moments(variance, whole, pairs.squares_of(bands) / count - band_mean**2, with_whole @ member.mT)
-    return ComponentMoments(variance, whole, pairs.own_squares / count - mean**2, with_whole, of_bands)
+    of_bands = Moments(variance, pairs.squares_of(bands) / count - band_mean**2, with_whole @ member.mT)
+    return ComponentMoments(variance, pairs.own_squares / count - mean**2, with_whole, of_bands)
 
 
 def curve_shares(
@@ -149,8 +146,8 @@ def curve_shares(
     squares = (profiles * weight.mT).square_().sum(-1)
     mean = sums / count
     of_whole = mean.sum(-1, keepdim=True)
-    variance = whole.square().sum(-2) / count - of_whole**2
-    moments = Moments(variance, of_whole, squares / count - mean**2, products / count - mean * of_whole)
+    variance = variance_of(whole.square().sum(-2) / count, of_whole)
+    moments = Moments(variance, squares / count - mean**2, products / count - mean * of_whole)
     return {"vaf_curve": moments.variance_accounted, "vaf_curve_printed": variance_accounted_as_printed(sums)}
 
 

@@ -1,6 +1,6 @@
 """What varies, and what only seems to: float32 passes round equal quantities to slightly different numbers.
 
-    varies(v, s)    v > ROUNDING s        v: a variance, or a sum of squares about a mean; s: the same about 0
+    variance > ROUNDING mean square        else it is rounding, and counts as 0
 
 Tokens that are all equal have the same logits and positions wherever the index plays no part; ratios of what rounding leaves of
 their variance would be noise that looks like a result. Knows nothing about what is measured.
@@ -16,6 +16,7 @@ RELATIVE = 64 * torch.finfo(torch.float32).eps
 ROUNDING = RELATIVE**2
 
 
-def varies(scatter: Tensor, square: Tensor) -> Tensor:
-    """Whether `scatter` is more than the rounding of what has the sum of squares `square`."""
-    return scatter > ROUNDING * square
+def variance_of(square: Tensor, mean: Tensor) -> Tensor:
+    """The variance of what has the mean square `square` and the mean `mean`; 0 where that is rounding."""
+    variance = square - mean**2
+    return variance.masked_fill(variance <= ROUNDING * square, 0)
