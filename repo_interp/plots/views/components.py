@@ -41,11 +41,14 @@ def figures_of_components(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]
         band = bands(components, layers[0])
         curves = own["component_by_distance"].mean("layer").dropna("distance", how="all")
         length, of_bands = training_length(run), band_length(components, layers[0])
-        windowed = f"L = {of_bands:,} tokens, the layers' window" if of_bands < length else ""
-        yield "components_by_distance", by_distance.component_curves(band.assign(component_by_distance=curves), windowed)
+        windowed = f"L = {of_bands:,} tokens" if of_bands < length else ""
+        if curves.sizes["distance"] > 1:  # else every prompt is a single token
+            yield "components_by_distance", by_distance.component_curves(band.assign(component_by_distance=curves), windowed)
         vaf = vaf_of_heads(own).median(("layer", "head")).expand_dims(weights=["trained"])
-        title = "\n".join(filter(None, ("of all pairs' logits, median over heads", windowed)))
-        yield "component_vaf", vaf_by_component(band.assign(vaf=vaf), title)
+        yield (
+            "component_vaf",
+            vaf_by_component(band.assign(vaf=vaf), f"of all pairs' logits, median over heads\n{windowed}".rstrip()),
+        )
         if curves.sizes["distance"] > BEYOND * length:
             shown = own[["component_by_distance"]].assign(logit_by_distance=own["logit_by_distance"].mean("head"))
             yield "beyond_training_length", by_distance.beyond_training_length(shown.assign(band.data_vars), length)
@@ -75,10 +78,8 @@ def component_table(run: xr.DataTree) -> Table:
     )
     titles = ("component", "theta (rad per position)", "wavelength (positions)", "frequency band", "VAF (%)")
     heads = f"VAF of all pairs' logits, the median over the heads of {len(layers)} layers"
-    trained, length = training_length(run), band_length(components, layers[0])
-    note = f"{heads}; bands for a training length of {trained:,} tokens."
-    if length < trained:
-        note = f"{heads}; bands for L = {length:,} tokens, their window; the training length is {trained:,}."
+    length = band_length(components, layers[0])
+    note = f"{heads}; bands for a {'window' if length < training_length(run) else 'training length'} of {length:,} tokens."
     return Table("components", "Rotary components", titles, rows, note)
 
 
@@ -130,10 +131,9 @@ def rotating_layers(components: xr.Dataset) -> list[int]:
     rotating = np.flatnonzero(frequency.notnull().any("component").values)
     if not rotating.size:
         return []
-    layers = components["layer"].values.tolist()
-    length = band_length(components, layers[rotating[0]])
     alike = [place for place in rotating if np.array_equal(frequency[place], frequency[rotating[0]], equal_nan=True)]
-    return [layers[place] for place in alike if band_length(components, layers[place]) == length]
+    layers = components["layer"].values[alike].tolist()
+    return [layer for layer in layers if band_length(components, layer) == band_length(components, layers[0])]
 
 
 def bands(components: xr.Dataset, layer: int) -> xr.Dataset:
