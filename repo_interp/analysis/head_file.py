@@ -93,12 +93,9 @@ class HeadTable(pd.DataFrame):
         by_head[self["layer"], self["head"]] = self[score]
         absent = [f"L{layer} H{head}" for layer, head in np.argwhere(~np.isfinite(by_head))]
         if absent or len(self) != attending:
-            more = (
-                f" of {absent[0]}{f' and {len(absent) - 1} more' if len(absent) > 1 else ''}" if absent else " once for each head"
-            )
             raise InputError(
-                f"the atlas has no {score}{more}; wanted all {heads} heads of every layer with attention, so that each has a score: "
-                "analyse all layers and heads, keep all rows of the table, or name a score that all heads have"
+                f"wanted a row with {score} for each of {attending} heads; the atlas has {len(self)} rows, and {len(absent)} heads have "
+                f"none ({', '.join(absent[:3])}): analyse all layers and heads, keep all rows, or name a score that all heads have"
             )
         return by_head
 

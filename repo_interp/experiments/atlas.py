@@ -63,8 +63,8 @@ def first_token(model: PreTrainedModel, prompts: Sequence[Prompt]) -> int | None
     if (bos := prepended_token(model)) is not None or len(begins) > 1:
         return bos
     first = begins.pop()
-    named = any(prompt.token_text and SPECIAL.fullmatch(prompt.token_text[0]) for prompt in prompts)
-    return first if named or first == getattr(model.config, "bos_token_id", None) else None
+    text = prompts[0].token_text
+    return first if (text and SPECIAL.fullmatch(text[0])) or first == getattr(model.config, "bos_token_id", None) else None
 
 
 def _special(config: PretrainedConfig) -> list[int]:

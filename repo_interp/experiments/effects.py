@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import comb
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 import xarray as xr
@@ -44,7 +44,6 @@ from repo_interp.values import Count, CountOrNone, Finite, Positive, Seed
 
 ALL = 64
 """Heads up to which every one is measured exactly unless `top` says otherwise."""
-Drawn = TypeVar("Drawn")
 TOP = 16
 """Heads that are measured exactly, beside as many at random, where there are more."""
 
@@ -89,9 +88,9 @@ def sets_of_heads(effect: Float[np.ndarray, "layer head"], heads: Heads, size: i
     return [known[:size], *([others[place] for place in places] for places in drawn)]
 
 
-def distinct(draw: Callable[[], Drawn], there_are: int, wanted: int) -> list[Drawn]:
+def distinct(draw: Callable[[], Any], there_are: int, wanted: int) -> list[Any]:
     """`wanted` different results of `draw`, in the order in which they are drawn; all of them where `there_are` fewer."""
-    found: list[Drawn] = []
+    found = []
     while len(found) < min(there_are, wanted):
         drawn = draw()
         found += [] if drawn in found else [drawn]

@@ -252,11 +252,19 @@ def test_other_libraries_read_the_retrieval_scores(run, tmp_path):
     }
     some = ri.atlas(xr.DataTree.from_dict({"/": xr.Dataset(attrs=run.attrs), "/atlas": joined(groups)}))
     for damaged, score, line in (
-        (table[1:], "retrieval", "no retrieval of L0 H0; wanted all 4 heads of every layer"),
-        (table[table["layer"] != 1], "retrieval", "no retrieval of L1 H0 and 3 more"),
-        (table.assign(retrieval=table["retrieval"].where(table.index != 5)), "retrieval", "no retrieval of L1 H1"),
-        (pd.concat([table, table[:1]]), "retrieval", "no retrieval once for each head"),
-        (some, "mass[words]", r"no mass\[words\] of L0 H1 and 7 more"),
+        (
+            table[1:],
+            "retrieval",
+            "wanted a row with retrieval for each of 16 heads; the atlas has 15 rows, and 1 heads have none .L0 H0.",
+        ),
+        (table[table["layer"] != 1], "retrieval", "has 12 rows, and 4 heads have none .L1 H0, L1 H1, L1 H2."),
+        (
+            table.assign(retrieval=table["retrieval"].where(table.index != 5)),
+            "retrieval",
+            "has 16 rows, and 1 heads have none .L1 H1.",
+        ),
+        (pd.concat([table, table[:1]]), "retrieval", "has 17 rows, and 0 heads have none"),
+        (some, "mass[words]", "has 16 rows, and 8 heads have none .L0 H1, L0 H3"),
         (ri.atlas(of_one_prompt), "mass[words]", "does not say how many heads the model has"),
         (table, "layer", "the atlas has no numbers 'layer'"),
     ):

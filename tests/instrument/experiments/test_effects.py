@@ -233,6 +233,7 @@ def test_kinds_are_what_they_say(model):
     assert_close(shifted[:, words], (2 * (high - low))[:, None].expand(-1, len(words)))
     assert float(shifted.abs().sum()) == pytest.approx(float(shifted[:, words].abs().sum()))
     assert [partner(PROMPTS, number) for number in range(4)] == [1, 2, 3, 2]
+    assert partner([PROMPTS[0], PROMPTS[0], PROMPTS[1]], 0) == 2, "its own positions would change nothing"
     theirs = iv.positions_of(model, [PROMPTS[1].tokens])[1]
     assert_close(under("transplanted")[0, :, :count], theirs[0], atol=1e-5, rtol=1e-4)
     permuted = under("permuted")[:, 0]
