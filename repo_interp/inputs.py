@@ -187,6 +187,10 @@ class AttentionInputs:
             self.attention_scaling,
         )
 
+    def compared_length(self, training_length: int) -> int:
+        """min(window, training length), in tokens: how far apart tokens were that the layer compared in training."""
+        return training_length if self.window is None else min(self.window, training_length)
+
     def visible(self, rows: Int[Tensor, "row"]) -> Bool[Tensor, "prompt row key"]:
         """Which keys the queries at `rows` may attend to: causal, inside the window, both tokens valid."""
         keys = torch.arange(self.valid.shape[1], device=rows.device)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
+from math import comb, prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +20,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from repo_interp.analysis.coercion import Prompts, as_prompts, tokens
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, warn
+from repo_interp.experiments.effects import distinct
 from repo_interp.experiments.prompt_sets import scoring_of
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.interventions.ablation import HeadMeans, ablate
@@ -27,7 +29,7 @@ from repo_interp.interventions.replacing import head_pairs
 from repo_interp.models.bridge import model_of
 from repo_interp.models.capture import decode
 from repo_interp.models.outputs import attention_outputs
-from repo_interp.models.reposition import attentions
+from repo_interp.models.reposition import attentions, attentions_of
 from repo_interp.values import CountOrNone, Seed, checked
 
 if TYPE_CHECKING:
@@ -65,13 +67,13 @@ def ablation_effects(
     controls: int = 10,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """What ablating `heads` does to the answers of `prompts`, and what as many random other heads of the same layers do, `controls` times.
+    """What ablating `heads` does to the answers of `prompts`, and what `controls` random sets of as many other heads of the same layers do.
 
         table = ri.ablation_effects(bridge, [(0, 0), (0, 3)], prompts)
 
     One row for the whole model, one for `heads`, one per control: which heads, the mean log-probability of the targets in nats, its change
-    (effect), and the standard error of the change over prompts. `means`: as for `ri.ablate`. Raises InputError as `ri.ablate`, and where a
-    layer has too few other heads for a control.
+    (effect), and the standard error of the change over prompts. `means`: as for `ri.ablate`. No set is drawn twice: where there are fewer
+    than `controls`, a warning says how many. Raises InputError as `ri.ablate`, and where a layer has too few other heads for a control.
     """
     import pandas as pd
 
@@ -81,11 +83,17 @@ def ablation_effects(
     sets = {"whole model": [], "ablated": pairs}
     controls, generator = checked(controls, CountOrNone, "controls"), np.random.default_rng(checked(seed, Seed, "seed"))
     others = _others(bridge, pairs) if controls else {}
-    for number in range(controls):
-        drawn = [
-            (layer, int(head)) for layer, (count, left) in others.items() for head in generator.choice(left, count, replace=False)
-        ]
-        sets[f"control {number}"] = sorted(drawn)
+    there_are = prod(comb(len(left), count) for count, left in others.values())
+    if there_are < controls:
+        warn(
+            f"{controls} controls were asked for, but there are {there_are} different sets of as many other heads of these layers"
+        )
+
+    def draw() -> list[tuple[int, int]]:
+        chosen = {layer: generator.choice(left, count, replace=False) for layer, (count, left) in others.items()}
+        return sorted((layer, int(head)) for layer, drawn in chosen.items() for head in drawn)
+
+    sets |= {f"control {number}": drawn for number, drawn in enumerate(distinct(draw, there_are, controls))}
     read = {}
     for name, chosen in sets.items():
         with ablate(bridge, chosen, means) if chosen else nullcontext():
@@ -104,11 +112,12 @@ def ablation_effects(
 
 def _others(bridge: nn.Module, pairs: Sequence[tuple[int, int]]) -> dict[int, tuple[int, list[int]]]:
     """By layer of `pairs`, how many heads a control draws there, and from which."""
-    heads = {attention.layer_idx: attention.heads for attention in attentions(bridge)}
+    counts = Counter(layer for layer, _ in pairs)
     others = {}
-    for layer, count in sorted(Counter(layer for layer, _ in pairs).items()):
-        left = [head for head in range(heads.get(layer, count)) if (layer, head) not in pairs]
-        if layer in heads and len(left) < count:
+    for attention in attentions_of(bridge, sorted(counts)):
+        layer, count = attention.layer_idx, counts[attention.layer_idx]
+        left = [head for head in range(attention.heads) if (layer, head) not in pairs]
+        if len(left) < count:
             raise InputError(
                 f"a control ablates {count} other heads of layer {layer}, which has {len(left)}; ablate fewer heads, or set controls=0"
             )

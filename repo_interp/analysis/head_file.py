@@ -4,7 +4,8 @@
     to_duo_attention        full_attention_heads.tsv [layer, key-value head] in 0 .. 1, and config.json, of DuoAttention (Xiao et al. 2024)
     to_retrieval_head       {"LAYER-HEAD": [score]}, of Retrieval_Head (Wu et al. 2024)
 
-A key-value head has the largest score of the query heads that share it. Knows nothing about how heads were measured.
+A key-value head has the largest score of the query heads that share it. Other libraries' formats know no missing score, so they are refused
+where a head has none. Knows nothing about how heads were measured.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import xarray as xr
 
 from repo_interp.errors import InputError
 from repo_interp.files import write_text
+from repo_interp.positions.layouts import NO_ATTENTION
+from repo_interp.values import Tokens, TokensOrNone, checked
 
 SCORE = "retrieval"
 """The column that the formats of other libraries hold."""
@@ -49,38 +52,51 @@ class HeadTable(pd.DataFrame):
     ) -> Path:
         """Write full_attention_heads.tsv and config.json into `directory`, as DuoAttention and kvpress' DuoAttentionPress read them.
 
-        `sink_size`, `recent_size`: tokens that other heads keep, at the beginning and at the end. Raises InputError for a table without
-        the column, or whose heads or layers are not all there.
+        `sink_size`, `recent_size`: tokens that other heads keep, at the beginning and at the end. Scores are cut to 0 .. 1; layers without
+        attention have 0. Raises InputError for a size that is no number of tokens, for a table without the column, and where a head or a
+        layer has no score.
         """
+        sizes = {
+            "sink_size": checked(sink_size, TokensOrNone, "sink_size"),
+            "recent_size": checked(recent_size, Tokens, "recent_size"),
+        }
         by_head = self._of_all_heads(score)
-        shared = int(self.attrs.get("kv_heads", by_head.shape[1]))
-        scores = np.clip(by_head, 0, 1).reshape(len(by_head), shared, -1).max(-1)
+        scores = np.clip(by_head, 0, 1).reshape(len(by_head), int(self.attrs["kv_heads"]), -1).max(-1)
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        write_text(directory / "config.json", json.dumps({"sink_size": sink_size, "recent_size": recent_size}) + "\n")
+        write_text(directory / "config.json", json.dumps(sizes) + "\n")
         lines = ("\t".join(f"{value:.6g}" for value in row) for row in scores)
         write_text(directory / "full_attention_heads.tsv", "\n".join(lines) + "\n")
         return directory / "full_attention_heads.tsv"
 
     def to_retrieval_head(self, file: str | os.PathLike[str], score: str = SCORE) -> Path:
-        """Write {"LAYER-HEAD": [score]} into `file`, as Retrieval_Head reads it. Raises InputError for a table without the column."""
+        """Write {"LAYER-HEAD": [score]} into `file`, as Retrieval_Head reads it. Raises InputError as `to_duo_attention`."""
         by_head = self._of_all_heads(score)
-        named = {f"{layer}-{head}": [float(by_head[layer, head])] for layer, head in np.ndindex(by_head.shape)}
+        places = zip(self["layer"], self["head"], strict=True)
+        named = {f"{layer}-{head}": [float(by_head[layer, head])] for layer, head in places}
         write_text(Path(file), json.dumps(named) + "\n")
         return Path(file)
 
     def _of_all_heads(self, score: str) -> np.ndarray:
-        """The column `score` as [layer, head], 0 in layers without attention."""
-        if score not in self.columns or self[score].dtype.kind not in "fi":
+        """The column `score` as [layer, head], 0 in layers without attention. Raises InputError where another head has none."""
+        if score not in self.columns or self[score].dtype.kind != "f":
             given = ", ".join(str(name) for name, kind in self.dtypes.items() if kind.kind == "f")
             raise InputError(
                 f"the atlas has no numbers {score!r}; it has {given}. retrieval needs prompts that mark an answer and its source"
             )
-        layers, heads = (int(self[axis].to_numpy().max()) + 1 for axis in ("layer", "head"))
-        by_head = np.zeros((max(layers, int(self.attrs.get("layers", layers))), heads))
-        by_head[self["layer"], self["head"]] = self[score].fillna(0.0)
-        if len(self) != self["layer"].nunique() * heads:
-            raise InputError(f"the atlas has {len(self)} rows; wanted all {heads} heads of every layer, so that each has a score")
+        if not {"layout", "heads", "kv_heads"} <= self.attrs.keys():
+            raise InputError("the table does not say how many heads the model has; analyse with the experiment atlas")
+        layout, heads = str(self.attrs["layout"]).split(","), int(self.attrs["heads"])
+        by_head = np.full((len(layout), heads), np.nan)
+        by_head[[scheme == NO_ATTENTION for scheme in layout]] = 0.0
+        attending = int(np.isnan(by_head).sum())
+        by_head[self["layer"], self["head"]] = self[score]
+        absent = [f"L{layer} H{head}" for layer, head in np.argwhere(~np.isfinite(by_head))]
+        if absent or len(self) != attending:
+            raise InputError(
+                f"wanted a row with {score} for each of {attending} heads; the atlas has {len(self)} rows, and {len(absent)} heads have "
+                f"none ({', '.join(absent[:3])}): analyse all layers and heads, keep all rows, or name a score that all heads have"
+            )
         return by_head
 
 
@@ -103,6 +119,7 @@ def provenance(run: xr.DataTree) -> dict[str, Any]:
         }
         for label in group["label"].values
     }
+    attributes["heads"] = group.sizes["head"]  # unless the group says it, as of late
     return _plain({**attributes, **{name: value for name, value in group.attrs.items() if name != "prompts"}, "names": names})
 
 

@@ -25,10 +25,11 @@ from repo_interp.experiments.experiment import Experiment, Plan, Progress, with_
 from repo_interp.experiments.head_names import RULES, joined, name_heads, null_of
 from repo_interp.experiments.head_scores import SCORES, head_scores, repeated_tokens
 from repo_interp.measures.labels import described_group
+from repo_interp.models.bridge import prepended_token
 from repo_interp.models.load import fresh_twin
 from repo_interp.models.reposition import attentions, layout, longest_prompt
 from repo_interp.store import Store
-from repo_interp.tasks.prompt import Prompt
+from repo_interp.tasks.prompt import SPECIAL, Prompt
 from repo_interp.tasks.task import Scoring
 from repo_interp.values import Count, CountOrNone, Seed, Share
 
@@ -56,10 +57,14 @@ def repeated_half(model: PreTrainedModel, training_length: int) -> int:
     return min(HALF, (min(training_length, longest or training_length) - 1) // 2)
 
 
-def first_token(prompts: Sequence[Prompt]) -> int | None:
-    """The token that all prompts begin with; None where they differ, or where it is only one prompt's."""
+def first_token(model: PreTrainedModel, prompts: Sequence[Prompt]) -> int | None:
+    """The BOS that the model's tokenizer puts before a text, else the special token that all prompts begin with; None without either."""
     begins = {prompt.tokens[0] for prompt in prompts}
-    return begins.pop() if len(begins) == 1 and len(prompts) > 1 else None
+    if (bos := prepended_token(model)) is not None or len(begins) > 1:
+        return bos
+    first = begins.pop()
+    text = prompts[0].token_text
+    return first if (text and SPECIAL.fullmatch(text[0])) or first == getattr(model.config, "bos_token_id", None) else None
 
 
 def _special(config: PretrainedConfig) -> list[int]:
@@ -109,7 +114,8 @@ class Atlas(Experiment):
         `named [label, layer, head]`, `null [label, twin]`, `threshold [label]`, NaN for names whose rule no head of this run can meet.
         """
         schemes, config = layout(model), model.config
-        tokens = repeated_tokens(self.sequences, half, config.vocab_size, _special(config), first_token(prompts), self.seed)
+        first = first_token(model, prompts)
+        tokens = repeated_tokens(self.sequences, half, config.vocab_size, _special(config), first, self.seed)
 
         def measured(one: PreTrainedModel) -> dict[str, np.ndarray]:
             return head_scores(one, prompts, tokens, self.rows, self.top)
@@ -144,6 +150,7 @@ class Atlas(Experiment):
             "twin": np.arange(self.seed, self.seed + twins),
         }
         group = with_attention(described_group(values, {**SCORES, **_NAMES}, coordinates), model)
-        return group.assign_attrs(
-            twins=twins, repeated_tokens=half, prompts=len(prompts), kv_heads=next(attentions(model)).kv_heads
-        )
+        attention = next(attentions(model))
+        sizes = {"heads": attention.heads, "kv_heads": attention.kv_heads}
+        begins = {} if first is None else {"first_token": first}
+        return group.assign_attrs(twins=twins, repeated_tokens=half, prompts=len(prompts), **sizes, **begins)

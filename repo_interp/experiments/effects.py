@@ -2,7 +2,7 @@
 
     effect [kind, layer, head]    mean over prompts of  log p(answer | that head's positions changed) - log p(answer)        in nats
     interaction [kind, layer]     effect of all heads of a layer together - the sum of each head's
-    control [kind, draw]          the heads with the most needed effects together, against as many others drawn at random
+    control [kind, draw]          the heads with the most needed effects together, against as many others drawn at random, no set twice
 
 Of every prompt three numbers are taken (`readings`): the log-probability of the answer; its logit difference, the answer's logit less
 that of the strongest other candidate - the values of other needles where the prompt marks a `distractor`, else all other tokens -;
@@ -17,9 +17,10 @@ log-probability is flat where a model is sure. What is NaN was not measured, or 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from math import comb
+from typing import Any, ClassVar
 
 import numpy as np
 import xarray as xr
@@ -78,13 +79,22 @@ def to_confirm(screened: Float[np.ndarray, "screening layer head prompt"], heads
 
 
 def sets_of_heads(effect: Float[np.ndarray, "layer head"], heads: Heads, size: int, draws: int, seed: int) -> list[Heads]:
-    """The `size` heads with the lowest known effect, then `draws` sets of as many other heads; as many as there are, at most half."""
+    """The `size` heads with the lowest known effect, as many as there are, at most half; then `draws` different sets of as many others."""
     known = sorted((head for head in heads if np.isfinite(effect[head])), key=lambda head: (effect[head], head))
     size = min(size, len(known), max(1, len(heads) // 2))
     others = [head for head in heads if head not in known[:size]]
     generator = np.random.default_rng([seed, size])
-    drawn = [generator.permutation(len(others))[:size] for _ in range(draws)] if others else []
-    return [known[:size], *([others[int(place)] for place in sorted(places)] for places in drawn)]
+    drawn = distinct(lambda: sorted(generator.permutation(len(others))[:size].tolist()), comb(len(others), size), draws)
+    return [known[:size], *([others[place] for place in places] for places in drawn)]
+
+
+def distinct(draw: Callable[[], Any], there_are: int, wanted: int) -> list[Any]:
+    """`wanted` different results of `draw`, in the order in which they are drawn; all of them where `there_are` fewer."""
+    found = []
+    while len(found) < min(there_are, wanted):
+        drawn = draw()
+        found += [] if drawn in found else [drawn]
+    return found
 
 
 _CHANGED = {
@@ -161,7 +171,7 @@ class Effects(Experiment):
     set_size: CountOrNone = 0
     """Most needed heads that are changed together, half of those with positions at most; 0: as many as a layer has."""
     draws: Count = 8
-    """Controls: sets of as many other heads."""
+    """Controls: different sets of as many other heads, as far as there are so many."""
     scale: Finite = 0.5
     """Factor of the positions, for `scaled`."""
     step: Positive = 1.0
@@ -274,4 +284,5 @@ class Effects(Experiment):
         of_prompts = _changes(scoring, xr.DataArray(clean, {"reading": list(READINGS)}, read), changed)
         group = of_prompts.assign(described_group(over_prompts, _MEANS, {"screening": list(SCREENINGS)}))
         group = group.assign_attrs(scoring.attributes | {"prompts": len(prompts), "set_heads": len(chosen[kinds[0]][0])})
+        group = group.assign_attrs(control_sets=min(len(sets) - 1 for sets in chosen.values()))
         return with_schemes(with_attention(group, model), layout(model))

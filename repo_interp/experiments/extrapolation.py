@@ -8,8 +8,13 @@ methods: plain, lm_infinite (window and cap L), interpolation and yarn (both by 
 An attention output is the vector o_i = sum_j w_ij v_j of one head, as in eq. 1, before Wo; a layer's divergence is the mean over its
 heads. Choices where the paper is silent.
 The judged tokens are the last `judged` of a prompt: those furthest beyond training; log perplexity is theirs too. N_L comes from the
-even prompts, N_n from the odd ones: what remains at n = L, plain, is the noise of the fit and of the choice of documents. The same
-prompts are cut to every length, so lengths differ in nothing else but which tokens are judged.
+even prompts, N_n from the odd ones: what remains at n = L, plain, is the noise of the fit and of the choice of documents. It is
+in every other number too, large where prompts are few, and methods are ranked by what is above it. The same prompts are cut to every
+length, so lengths differ in nothing else but which tokens are judged.
+
+    kl_above_noise                             KL(N_n || N_L) - KL(plain N_L || N_L)
+    kl_above_noise_low, kl_above_noise_high    95 % interval of its mean over layers: Student's, by a jackknife that leaves out each of up
+                                               to `FOLDS` groups of prompts, reference and judged, in turn
 
 Beside the distances, where outputs are (`output_traces`, fig. 6). Dots: outputs of a layer at all tokens of prompts of the training
 length, run plainly; the plane is that of their two largest variances (PCA). Lines: a token beyond the training length of one longer
@@ -33,10 +38,12 @@ import numpy as np
 import torch
 import xarray as xr
 from annotated_types import Interval
+from scipy.stats import sem
+from scipy.stats import t as student
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from repo_interp.errors import InputError, numbered
+from repo_interp.errors import InputError, numbered, warn
 from repo_interp.experiments.experiment import Experiment, Plan, Progress, side_by_side
 from repo_interp.experiments.gaussians import VectorSums, gaussian_divergence, principal_plane, vector_sums
 from repo_interp.experiments.prompt_sets import LEAST, prompts_by_length
@@ -55,6 +62,10 @@ from repo_interp.values import Count, Seed, Tokens, TokensOrNone
 
 REFERENCE_POINTS = 2000
 """Reference outputs that are kept for drawing, evenly spaced; the plane is made from all."""
+FOLDS = 8
+"""Groups of prompts that the interval of divergences is made from, at most."""
+MOSTLY = 0.5
+"""Share of a divergence that is noise, from where on a warning says so."""
 _TRACES = {
     "pca_reference": ("attention outputs at training lengths in their plane", "output units"),
     "pca_trace": ("outputs of a query over sliding windows", "output units"),
@@ -73,13 +84,18 @@ class _Judged:
     batch_size: int
 
     def compared(
-        self, reference: Callable[[], dict[int, VectorSums]], prompts: Sequence[Prompt], context: AbstractContextManager[None]
+        self,
+        reference: Callable[[], dict[int, list[VectorSums]]],
+        prompts: Sequence[Prompt],
+        context: AbstractContextManager[None],
     ) -> dict[str, Any]:
-        """The numbers of one method and length."""
+        """The numbers of one method and length; among them `without` [layer, group], divergences without a group of prompts."""
         normal = reference()
         fits, scores, log_perplexity = self.gaussians(prompts, context)
+        divergences = [_divergences(fits[layer], normal[layer]) for layer in sorted(normal)]
         return {
-            "kl": [float(gaussian_divergence(fits[layer], normal[layer]).mean()) for layer in sorted(normal)],
+            "kl": [of_layer[0] for of_layer in divergences],
+            "without": [of_layer[1:] for of_layer in divergences],
             "log_perplexity": log_perplexity,
             "task_score": float(scores.mean()),
             "task_score_error": float(scores.std(ddof=1) / np.sqrt(len(scores))),
@@ -87,15 +103,20 @@ class _Judged:
 
     def gaussians(
         self, prompts: Sequence[Prompt], context: AbstractContextManager[None]
-    ) -> tuple[dict[int, VectorSums], np.ndarray, float]:
-        """Sums of the outputs of every head of every layer over the judged tokens; scores; -log p over the targets among them."""
+    ) -> tuple[dict[int, list[VectorSums]], np.ndarray, float]:
+        """Sums of the outputs of every head over the judged tokens, by layer, of each group of prompts; scores; -log p over the targets
+        among these tokens.
+        """
         d_head = {attention.layer_idx: attention.d_head for attention in attentions(self.model)}
-        sums: dict[int, list[VectorSums]] = {layer: [] for layer in d_head}
+        sums: dict[int, dict[int, VectorSums]] = {layer: {} for layer in d_head}
         counts: list[int] = []
+        groups: list[int] = []
 
         def receive(layer: int, outputs: Tensor) -> None:
-            rows = torch.cat([row[max(0, count - self.judged) : count] for row, count in zip(outputs, counts, strict=True)])
-            sums[layer].append(vector_sums(rows.unflatten(-1, (-1, d_head[layer])).transpose(0, 1)))
+            for row, count, group in zip(outputs, counts, groups, strict=True):
+                judged = row[max(0, count - self.judged) : count].unflatten(-1, (-1, d_head[layer]))
+                found, known = vector_sums(judged.transpose(0, 1)), sums[layer].get(group)
+                sums[layer][group] = found if known is None else known + found
 
         responses = []
         with context, attention_outputs(self.model, receive):
@@ -104,6 +125,7 @@ class _Judged:
             for numbers in (some for part in parts for some in batches(sorted(part, key=lengths.__getitem__), lengths, limits)):
                 some = [prompts[number] for number in numbers]
                 counts[:] = [len(prompt.tokens) for prompt in some]
+                groups[:] = [number % FOLDS for number in numbers]
                 with numbered(numbers):
                     responses += list(zip(some, forced_responses(self.model, self.scoring, some, len(some)), strict=True))
         asked, answered = (list(part) for part in zip(*responses, strict=True))
@@ -114,8 +136,17 @@ class _Judged:
             if target >= len(prompt.tokens) - self.judged
         ]
         scores = np.asarray(self.scoring.score(answered, asked), dtype=np.float64)
-        merged = {layer: reduce(VectorSums.__add__, parts) for layer, parts in sums.items()}
-        return merged, scores, float(np.mean(negative_log_likelihoods)) if negative_log_likelihoods else float("nan")
+        of_groups = {layer: [of_group for _, of_group in sorted(parts.items())] for layer, parts in sums.items()}
+        return of_groups, scores, float(np.mean(negative_log_likelihoods)) if negative_log_likelihoods else float("nan")
+
+
+def _divergences(judged: Sequence[VectorSums], reference: Sequence[VectorSums]) -> list[float]:
+    """KL of the sums of all groups, then without each group that both have; mean over heads. NaN where too few vectors are left."""
+    whole = [reduce(VectorSums.__add__, groups) for groups in (judged, reference)]
+    without = [(whole[0] - own, whole[1] - other) for own, other in zip(judged, reference, strict=False)]
+    return [
+        float(gaussian_divergence(of, to).mean()) if min(of.count, to.count) > 1 else float("nan") for of, to in (whole, *without)
+    ]
 
 
 @torch.inference_mode()
@@ -134,10 +165,11 @@ def output_traces(
     `trace_outside [trace]`: the share of a trace's outputs further from the mean than 99 % of the reference, in the whole space, by
     Mahalanobis' distance.
 
-    `reference`: prompts, cut to the training length. `queries`: how many tokens of `longer`, evenly spaced beyond the training
+    `reference`: prompts, cut to the training length. Windows have as many keys, or those of the layer's own window where these are fewer.
+    `queries`: how many tokens of `longer`, evenly spaced beyond the training
     length. Raises InputError for a prompt that is not longer, and an unknown layer.
     """
-    attentions_of(model, [layer])
+    (attention,) = attentions_of(model, [layer])
     tokens = len(longer.tokens)
     if tokens <= training_length:
         raise InputError(f"a prompt longer than {training_length} tokens, the training length, was wanted; got {tokens}")
@@ -150,11 +182,10 @@ def output_traces(
     plane, shares = principal_plane(sums)
     with layer_tensors(model, layer) as tensors, extended(model, method, tokens, training_length, global_tokens):
         _run(model, longer.tokens)
-    starts = range(0, tokens - training_length + 1, step)
+    window = min(attention.sliding_window or training_length, training_length)
+    starts = range(0, tokens - window + 1, step)
     asked = np.unique(np.linspace(training_length, tokens - 1, queries).round().astype(int))
-    traces = torch.stack(
-        [outputs_over_windows(model, layer, tensors, int(query), starts, training_length) for query in asked]
-    ).double()
+    traces = torch.stack([outputs_over_windows(model, layer, tensors, int(query), starts, window) for query in asked]).double()
     drawn = normal[:: max(1, len(normal) // REFERENCE_POINTS)]
     limit = torch.quantile(_distances(drawn, sums), 0.99)
     outside = (_distances(traces.flatten(0, 1), sums) > limit).double().unflatten(0, traces.shape[:2]).mean(-1)
@@ -168,7 +199,7 @@ def output_traces(
     group = described_group(on_cpu, _TRACES, {"trace": asked, "step": list(starts)})
     group["trace"].attrs = {"long_name": "token whose query it is", "units": "tokens"}
     group["step"].attrs = {"long_name": "first key of the window", "units": "tokens"}
-    return group.assign_attrs(layer=layer, window=training_length, method=method, length=tokens)
+    return group.assign_attrs(layer=layer, window=window, method=method, length=tokens)
 
 
 def _run(model: PreTrainedModel, tokens: Sequence[int]) -> None:
@@ -189,7 +220,7 @@ class Extrapolation(Experiment):
     """The experiment `extrapolation` (Position Generalization sec. 4.2)."""
 
     methods: tuple[Method, ...] = ()
-    """Methods of extension; empty: all that the model's positions allow."""
+    """Methods of extension beside the plain model; empty: all that the model's positions allow."""
     lengths: tuple[Tokens, ...] = ()
     """Lengths in tokens; empty: the training length and its doublings up to four times it, or test sets of the task."""
     sequences: Annotated[int, Interval(ge=LEAST, le=1_000_000)] = 32
@@ -238,7 +269,11 @@ class Extrapolation(Experiment):
                 groups["output_traces"] = traces
             return groups
 
-        return Plan(self, (*reference[::2], *half * len(self.methods or allowed), *(reference if traced else ()), last), run)
+        passes = (*reference[::2], *half * len(self._methods(model)), *(reference if traced else ()), last)
+        return Plan(self, passes, run)
+
+    def _methods(self, model: PreTrainedModel) -> list[str]:
+        return list(dict.fromkeys(("plain", *(self.methods or allowed_methods(model)))))
 
     def measured(
         self,
@@ -251,8 +286,9 @@ class Extrapolation(Experiment):
         store: Store = NOT_KEPT,
     ) -> xr.Dataset:
         """The group `extrapolation` of a run: `prompts` by length in tokens (see `prompt_sets`; the training length must be among them,
-        with at least 4 prompts). Variables `kl [method, length, layer]` in nats, `log_perplexity [method, length]` of the judged tokens
-        in nats, `task_score [method, length]` with `task_score_error` over prompts.
+        with at least 4 prompts). Variables `kl [method, length, layer]` in nats, `kl_above_noise` with an interval of its mean over layers
+        [method, length], `log_perplexity [method, length]` of the judged tokens in nats, `task_score [method, length]` with
+        `task_score_error` over prompts. Warns where most of a divergence beyond the training length is noise.
 
         `store` keeps finished points for when it is called again. Raises InputError for methods that the model cannot use.
         """
@@ -260,7 +296,7 @@ class Extrapolation(Experiment):
             raise InputError(
                 f"at least {LEAST} prompts of the training length, {training_length} tokens, were wanted to compare with"
             )
-        methods, lengths = list(dict.fromkeys(self.methods or allowed_methods(model))), sorted(prompts)
+        methods, lengths = self._methods(model), sorted(prompts)
         judged = self.judged or max(2, training_length // 4)
         measurement = _Judged(model, scoring, judged, batch_size)
         reference = cache(lambda: measurement.gaussians(prompts[training_length][::2], nullcontext())[0])
@@ -272,15 +308,32 @@ class Extrapolation(Experiment):
         layers = [attention.layer_idx for attention in attentions(model)]
         texts = {
             "kl": ("divergence of attention outputs from those at the training length, mean over heads", "nat"),
+            "kl_above_noise": ("that divergence less the plain one at the training length, mean over heads", "nat"),
+            "kl_above_noise_low": ("lower end of the 95 % interval of kl_above_noise, mean over layers", "nat"),
+            "kl_above_noise_high": ("upper end of the 95 % interval of kl_above_noise, mean over layers", "nat"),
             "log_perplexity": ("mean of -log p over the judged targets", "nat"),
             "task_score": (f"{scoring.metric}, mean over prompts", scoring.units),
             "task_score_error": (f"standard error of {scoring.metric} over prompts", scoring.units),
         }
-        axes, shape, values = ("method", "length", "layer"), (len(methods), len(lengths)), {}
-        for name in texts:
+        values = {}
+        for name in found[0]:
             by_point = np.array([point[name] for point in found], dtype=np.float64)
-            values[name] = axes[: 1 + by_point.ndim], by_point.reshape(*shape, *by_point.shape[1:])
-        group = described_group(values, texts, {"method": methods, "length": lengths, "layer": layers})
+            values[name] = by_point.reshape(len(methods), len(lengths), *by_point.shape[1:])
+        noise, without = (values[name][0, lengths.index(training_length)] for name in ("kl", "without"))  # plain
+        above, jackknife = values["kl"] - noise, (values.pop("without") - without).mean(-2)
+        freedom = jackknife.shape[-1] - 1
+        width = student.ppf(0.975, freedom) * freedom * sem(jackknife, axis=-1)
+        ends = {"kl_above_noise_low": above.mean(-1) - width, "kl_above_noise_high": above.mean(-1) + width}
+        beyond = values["kl"].mean(-1)[:, lengths.index(training_length) + 1 :]
+        mostly = [name for name, of in zip(methods, beyond, strict=True) if (noise.mean() > MOSTLY * of).any()]
+        if mostly:
+            warn(
+                f"most of extrapolation.kl is noise, {noise.mean():.3g} nats at the training length, for {', '.join(mostly)}: it ranks no "
+                "methods; read kl_above_noise with its interval, or take more prompts (extrapolation.sequences)"
+            )
+        axes = ("method", "length", "layer")
+        labelled = {name: (axes[: of.ndim], of) for name, of in (values | ends | {"kl_above_noise": above}).items()}
+        group = described_group(labelled, texts, {"method": methods, "length": lengths, "layer": layers})
         own = {"training_length": training_length, "judged": judged, "global_tokens": self.global_tokens}
         attributes = scoring.attributes | own | {"prompts": len(prompts[training_length])}
         return with_schemes(group, layout(model)).assign_attrs(attributes)

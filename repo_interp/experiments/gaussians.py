@@ -21,7 +21,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class VectorSums:
-    """Sums over vectors; the sum of two is the sums over the vectors of both."""
+    """Sums over vectors; the sum of two is the sums over the vectors of both, and the difference takes vectors away again."""
 
     count: int
     total: Float[Tensor, "*item d"]
@@ -29,6 +29,9 @@ class VectorSums:
 
     def __add__(self, other: VectorSums) -> VectorSums:
         return VectorSums(self.count + other.count, self.total + other.total, self.square + other.square)
+
+    def __sub__(self, other: VectorSums) -> VectorSums:
+        return VectorSums(self.count - other.count, self.total - other.total, self.square - other.square)
 
     @property
     def mean(self) -> Float[Tensor, "*item d"]:

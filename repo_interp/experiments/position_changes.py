@@ -72,9 +72,9 @@ def require_kinds(kinds: Sequence[str], prompts: Sequence[Prompt], span: str) ->
 
 
 def partner(prompts: Sequence[Prompt], number: int) -> int:
-    """The prompt whose positions prompt `number` is given: the next one, in order and around, with as many tokens or more."""
-    others = [*range(number + 1, len(prompts)), *range(number)]
-    longer = (other for other in others if len(prompts[other].tokens) >= len(prompts[number].tokens))
+    """The prompt whose positions prompt `number` is given: the next other one, in order and around, with as many tokens or more."""
+    own, others = prompts[number].tokens, [*range(number + 1, len(prompts)), *range(number)]
+    longer = (other for other in others if len(prompts[other].tokens) >= len(own) and prompts[other].tokens != own)
     found = next(longer, None)
     if found is None:
         raise InputError(

@@ -59,10 +59,11 @@ def prompts_by_length(
     taken where `scoring` is no task that makes others. Raises InputError where nothing is longer than the training length.
     """
     if not isinstance(scoring, Task):
-        windows = [prompt for prompt in prompts if len(prompt.tokens) > training_length]
+        # Each text once: half of them are compared with the other half.
+        windows = list({prompt.tokens: prompt for prompt in prompts if len(prompt.tokens) > training_length}.values())
         if len(windows) < LEAST:
             raise InputError(
-                f"extrapolation needs at least {LEAST} prompts longer than the training length, {training_length} tokens; "
+                f"extrapolation needs at least {LEAST} different prompts longer than the training length, {training_length} tokens; "
                 f"{len(windows)} of the given prompts are. Give longer ones, or leave the experiment out"
             )
         shortest = min(len(prompt.tokens) for prompt in windows)

@@ -5,7 +5,8 @@
 
 q', k' the second half of the pair, z the index or the learned position, all times attention_scaling^2. Logits are
 linear and without 1/sqrt(d_head), as in the paper: neither the logit's scale nor a soft cap is in them. With L the
-training length, components are activated where pi/L < theta_r < 2 pi/L, low where theta_r <= pi/L, else high.
+`band_length` of a layer, min(window, training length), components are activated where pi/L < theta_r < 2 pi/L, low
+where theta_r <= pi/L, else high.
 
 Layers that rotate nothing have no frequency (NaN), no bands and no rotation angles; their components are the pairs of
 dimensions (r, r + d_head/2) all the same. What a scheme adds to its logits (ALiBi, KERPLE, FIRE, CoPE) belongs to the
@@ -64,8 +65,9 @@ _FREQUENCIES = {
 
 _SUMMARIES = {
     "frequency": ("frequency of a rotary component", "rad per position"),
-    "activated": ("frequency between pi and 2 pi over the training length", "1"),
-    "low_frequency": ("frequency of at most pi over the training length", "1"),
+    "band_length": ("L of the bands: the training length, or a shorter window of the layer", "tokens"),
+    "activated": ("frequency between pi and 2 pi over L", "1"),
+    "low_frequency": ("frequency of at most pi over L", "1"),
     "distance_pairs": ("pairs of tokens at a distance; a layer with a window sees those within it", "pairs"),
     "logit_by_distance": ("mean logit of the pairs at a distance, with what the scheme adds", "q·k"),
     "position_logit_by_distance": ("mean of what the scheme adds to the logits at a distance", "q·k"),
@@ -82,7 +84,7 @@ class Components(Measure):
     """The measure `components`."""
 
     training_length: Tokens | None = None
-    """L in tokens; none: `analyze` takes it from the checkpoint, and without it nothing is measured."""
+    """Largest L in tokens; none: `analyze` takes it from the checkpoint, and without it nothing is measured."""
     first_token: TokensOrNone = 0
     """Tokens left out at the start of each prompt: 1 drops the beginning of the sequence."""
     last_token: Tokens | None = None
@@ -117,11 +119,13 @@ class Components(Measure):
         tokens = tokens_between(inputs.valid, self.first_token, self.last_token)
         frequencies = layer_frequencies(inputs)
         (measured,) = reduced(inputs, self.reductions(inputs, spans))
+        assert self.training_length is not None
         angles, by_prompt = _angles(inputs, tokens, frequencies, self.sampled_per_side)
         sums = angles | {
             "prompts": (("layer",), frequencies.new_full((), len(tokens))),
             "frequency_sum": (("layer", "component"), frequencies * len(tokens)),
             "frequency_squares": (("layer", "component"), frequencies.square() * len(tokens)),
+            "length_sum": (("layer",), frequencies.new_full((), len(tokens) * inputs.compared_length(self.training_length))),
             "pairs": (("layer", "distance"), pair_counts(tokens, inputs.window).distance.sum(0)),
             "logit_sum": (("layer", "head", "distance"), measured.logits),
             "position_logit_sum": (("layer", "head", "distance"), position_bias_sums(inputs, tokens)),
@@ -148,18 +152,20 @@ class Components(Measure):
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `components` of a run."""
-        assert self.training_length is not None
         sums = statistics.sums
         pairs = sums["pairs"].where(sums["pairs"] > 0)
         frequency = sums["frequency_sum"] / sums["prompts"]
         variance = sums["frequency_squares"] / sums["prompts"] - frequency**2
         differ = (variance > _SAME * frequency**2).any("component")
         frequency = frequency.where(~differ)
-        activated, low, _ = frequency_bands(torch.from_numpy(frequency.values), self.training_length).numpy()
+        length = sums["length_sum"] / sums["prompts"]
+        of_layers = torch.from_numpy(length.values)[:, None]
+        activated, low, _ = frequency_bands(torch.from_numpy(frequency.values), of_layers).numpy()
         component, rotated = sums["component_sum"] / pairs, sums["turn_pairs"].sum("turn")
         per_head = {"head_component_by_distance": component} if self.curves == "head" else {}
         arrays = per_head | {
             "frequency": frequency,
+            "band_length": length,
             "activated": frequency.copy(data=activated),
             "low_frequency": frequency.copy(data=low),
             "distance_pairs": sums["pairs"].max("layer"),

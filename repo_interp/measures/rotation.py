@@ -9,7 +9,7 @@ components, without numbers; here component r is one where
     slow        max_rotation <= `slow`
     still       max_rotation <= `still`, asked where the start angle is within `near_pi` of pi (the proof's case 1)
 
-max_rotation is theta_r times the training length for schemes whose positions are the token index, and theta_r
+max_rotation is theta_r times L, min(window, training length), for schemes whose positions are the token index, and theta_r
 times the largest |z_i - z_j| of a seen pair, over all prompts, for those that learn positions. Norms and means are
 over the tokens of all prompts, deviations about the mean of each prompt. `closed_form_r` correlates the logits with
 theorem 2's f + g from the slow dominating components that the prompt itself has (see closed_form); NaN where there
@@ -192,7 +192,7 @@ def pair_statistics(inputs: AttentionInputs) -> PairStatistics:
 
 
 def max_rotation(inputs: AttentionInputs, training_length: int | None) -> Float[Tensor, "prompt head component"]:
-    """Largest rotation of each component in radians: by learned positions, or over the training length.
+    """Largest rotation of each component in radians: by learned positions, or over the length that the layer compared in training.
 
     InputError where the training length is needed and not given.
     """
@@ -202,8 +202,8 @@ def max_rotation(inputs: AttentionInputs, training_length: int | None) -> Float[
     elif training_length is None:
         raise InputError("the largest rotation of RoPE depends on the training length; give training_length in tokens")
     else:
-        shape = inputs.queries.shape[:2]
-        reach = torch.full(shape, float(training_length), dtype=torch.float64, device=inputs.valid.device)
+        shape, length = inputs.queries.shape[:2], float(inputs.compared_length(training_length))
+        reach = torch.full(shape, length, dtype=torch.float64, device=inputs.valid.device)
     return reach[..., None] * inputs.frequencies.to(reach)
 
 

@@ -53,6 +53,7 @@ from repo_interp.measures.kernels.axis_fit import (
 from repo_interp.measures.kernels.heads import Reduction
 from repo_interp.measures.kernels.logit_sums import LogitSums, MapSums, attention_sums, logit_sums
 from repo_interp.measures.kernels.position_cells import position_correlation
+from repo_interp.measures.kernels.rounding import ROUNDING
 from repo_interp.measures.kernels.solvers import Axes
 from repo_interp.measures.labels import Arrays, arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
@@ -203,5 +204,4 @@ def held_out_r2(
     scatter = held_out.square - (per_row * held_out.lines.query**2).sum(-1)
     fitted_scatter = inner_product(axes, of_fit) - (per_row * of_fit.query**2).sum(-1)
     product = inner_product(axes, held_out.lines) - (per_row * of_fit.query * held_out.lines.query).sum(-1)
-    rounding = 64 * torch.finfo(torch.float64).eps * held_out.square
-    return torch.where(scatter > rounding, 1 - (scatter - 2 * product + fitted_scatter) / scatter, torch.nan)
+    return torch.where(scatter > ROUNDING * held_out.square, 1 - (scatter - 2 * product + fitted_scatter) / scatter, torch.nan)

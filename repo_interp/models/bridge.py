@@ -33,6 +33,8 @@ from repo_interp.models.changes import unchanged_computation
 from repo_interp.models.layer_pass import HookSites
 from repo_interp.models.reposition import attentions, blocks
 
+_BOS = "repo_interp_bos"
+
 
 class RepositionedBridge(TransformerBridge):
     """A TransformerBridge that turns text into the tokens that `analyze` measures: its tokenizer's own, none added and none cut."""
@@ -193,6 +195,7 @@ def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = N
         wrapped.tokenizer = tokenizer
         wrapped.cfg.tokenizer_prepends_bos, wrapped.cfg.tokenizer_appends_eos = special_tokens_around(tokenizer)
         wrapped.cfg.default_prepend_bos = wrapped.cfg.tokenizer_prepends_bos  # the tokens that `analyze` measures, none added
+        object.__setattr__(model, _BOS, tokenizer.bos_token_id if wrapped.cfg.tokenizer_prepends_bos else None)
     # Some adapters force eager attention for the whole model.
     model.set_attn_implementation("sdpa" if implementation is None else implementation)
     unchanged_computation(wrapped)
@@ -207,6 +210,11 @@ def model_of(bridge: Any) -> Any:
 def tokenizer_of(bridge: Any) -> Any:
     """The tokenizer of a bridge; None where it has none, and for a model."""
     return bridge.tokenizer if isinstance(bridge, TransformerBridge) else None
+
+
+def prepended_token(model: nn.Module) -> int | None:
+    """The BOS that the tokenizer of the bridge around `model` puts before a text; None where it puts none, and without one."""
+    return vars(model).get(_BOS)
 
 
 def special_tokens_around(tokenizer: PreTrainedTokenizerBase) -> tuple[bool, bool]:

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from repo_interp.inputs import AttentionInputs
+from repo_interp.inputs import AttentionInputs, weights_of
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.capture import capture
 from repo_interp.models.layer_pass import Content
@@ -83,6 +83,7 @@ class LayerTensors:
 
     content: Content | None = None
     positions: Float[Tensor, "1 any token"] | None = None
+    sinks: Float[Tensor, "head"] | None = None
 
 
 @contextmanager
@@ -91,7 +92,8 @@ def layer_tensors(model: nn.Module, layer: int) -> Iterator[LayerTensors]:
     seen = LayerTensors()
 
     def keep(attention: RepositionedAttention, attended: Tensor) -> None:
-        seen.content, seen.positions = attention.running.content, attention.running.positions
+        now = attention.running
+        seen.content, seen.positions, seen.sinks = now.content, now.positions, now.sinks
 
     with called_at(model, "attended", keep, [layer]):
         yield seen
@@ -127,5 +129,5 @@ def outputs_over_windows(
             places = (index[:, -1:], index) if at is None else (here, at)
             added = attention.position_logits(asked, raw, *places, seen, attention.scaling, values, None)
             logits = logits + added
-        outputs.append((logits.softmax(-1) @ expand_heads(values, heads))[0, :, 0].flatten())
+        outputs.append((weights_of(logits, tensors.sinks) @ expand_heads(values, heads))[0, :, 0].flatten())
     return torch.stack(outputs)

@@ -32,7 +32,6 @@ from position_papers.kit.subjects import Subject
 from repo_interp.analysis.observing import stream
 from repo_interp.errors import InputError
 from repo_interp.measures.components import Components
-from repo_interp.measures.labels import described
 from repo_interp.models.load import load, load_fresh
 from repo_interp.models.reposition import attentions
 from repo_interp.tasks.prompt import Prompt
@@ -47,7 +46,7 @@ LONG = 2048
 """Training length, in tokens, above which sequences and layers are fewer: SmolLM2's 8,192 then take one core about 20 minutes."""
 FIRST_LAYERS = 4
 """Of controls within L, and of the trained weights beyond it, where L is long; H4 is about the first layer, and controls have only that."""
-_MEASURED = ("frequency", "turn_share", "turn_upper")
+_MEASURED = ("frequency", "band_length", "activated", "low_frequency", "turn_share", "turn_upper")
 _EQUAL: Any = {"data_vars": "all", "coords": "minimal", "compat": "override", "join": "exact"}
 """How measurements with equal axes are put side by side."""
 _BESIDE: Any = _EQUAL | {"join": "outer", "fill_value": {"activated": False, "low_frequency": False}}
@@ -228,7 +227,7 @@ def _replicate(
     """One replicate: what `Components` gives for `prompts`, with the means over heads and layers that the claims are about."""
     measure: Any = Components(length, prompts="mean")
     components = stream(bridge, prompts, [measure], batch_size, layers)["components"]
-    data = components[list(_MEASURED)].assign(_bands(components, length))
+    data = components[list(_MEASURED)]
     lengths = data["band_length"].values
     alike = np.flatnonzero(lengths == lengths[first_rotating(data)])
     data["component_by_distance"] = components["component_by_distance"].isel(layer=alike).mean("layer", keep_attrs=True)
@@ -236,16 +235,6 @@ def _replicate(
     data["logit"] = components["logit_by_distance"].mean("head", keep_attrs=True)
     data["vaf"], data["vaf_curve"] = components["vaf_mean"], components["vaf_curve_mean"]
     return data
-
-
-def _bands(components: xr.Dataset, length: int) -> dict[str, xr.DataArray]:
-    """`band_length [layer]`, min(window, `length`) tokens, and which components are in the bands of that length."""
-    seen = components["component_by_distance"].notnull().any("component").sum("distance")
-    tokens = described(
-        seen.clip(max=length), "L of the bands: tokens that a layer compares, at most the training length", "tokens"
-    )
-    angle = components["frequency"] * tokens / np.pi
-    return {"band_length": tokens, "activated": (angle > 1) & (angle < 2), "low_frequency": angle <= 1}
 
 
 def first_rotating(data: xr.Dataset) -> int:

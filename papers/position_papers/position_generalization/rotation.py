@@ -188,11 +188,11 @@ def _slow(measured: Measured, rotation: xr.Dataset) -> tuple[xr.DataArray, xr.Da
     near pi, and would be slow dominating but for that; and which are still.
     """
     subject, chosen, checkpoint = measured.subject, rotation.attrs, inspected(measured.subject.path)
-    farthest = {
-        layer: min(checkpoint.window(layer) or subject.training_length, subject.training_length)
-        for layer in rotation["layer"].values
-    }
-    longer = [1.0 if layer in subject.learned else tokens / measured.length for layer, tokens in farthest.items()]
+    longer = []
+    for layer in rotation["layer"].values:
+        window = checkpoint.window(layer) or subject.training_length
+        trained, turned = min(window, subject.training_length), min(window, measured.length)
+        longer.append(1.0 if layer in subject.learned else trained / turned)
     turned = rotation["max_rotation"] * xr.DataArray(longer, dims="layer")
     products = rotation["query_norm"] * rotation["key_norm"]
     stable = rotation["key_deviation"] <= chosen["stability"] * np.hypot(rotation["key_mean_re"], rotation["key_mean_im"])

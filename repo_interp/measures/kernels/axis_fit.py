@@ -25,6 +25,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from repo_interp.measures.kernels.rounding import variance_of
 from repo_interp.measures.kernels.seen_pairs import advanced, delayed, fast_length
 from repo_interp.measures.kernels.solvers import Axes, conjugate_gradients, fit_triangle
 
@@ -160,13 +161,9 @@ def fit_correlation(
 def pearson(count: Tensor, total: Tensor, square: Tensor, fitted_total: Tensor, fitted_square: Tensor, product: Tensor) -> Tensor:
     """Pearson correlation from raw float64 sums over `count` pairs; NaN where a side varies by rounding only."""
     mean, fitted_mean = total / count, fitted_total / count
-    variance = square / count - mean**2
-    fitted_variance = fitted_square / count - fitted_mean**2
-    rounding = 64 * torch.finfo(torch.float64).eps
-    varies = (variance > rounding * square / count) & (fitted_variance > rounding * fitted_square / count)
+    variances = variance_of(square / count, mean) * variance_of(fitted_square / count, fitted_mean)
     covariance = product / count - mean * fitted_mean
-    correlation = covariance / (variance.clamp(min=0) * fitted_variance.clamp(min=0)).sqrt()
-    return torch.where(varies, correlation.clamp(-1, 1), torch.nan)
+    return torch.where(variances > 0, (covariance / variances.sqrt()).clamp(-1, 1), torch.nan)
 
 
 def inner_product(left: Axes, right: Axes) -> Tensor:

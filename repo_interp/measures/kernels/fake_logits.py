@@ -20,6 +20,7 @@ from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
 from repo_interp.measures.kernels.heads import MEMORY
+from repo_interp.measures.kernels.rounding import ROUNDING
 
 _TOKENS = 512
 """Tokens and distances treated in float64 at a time."""
@@ -116,8 +117,7 @@ def fake_correlation(
     largest = (
         queries.square().sum(-1) * (key_mean.abs().square().sum(-1) * count[..., 0] + gram.diagonal(0, -2, -1).sum(-1))[..., None]
     )
-    varies = total > 64 * torch.finfo(torch.float64).eps * count * largest
-    return torch.where(varies, ((by_distance + by_key) / total).clamp(0, 1).sqrt(), torch.nan)
+    return torch.where(total > ROUNDING * count * largest, ((by_distance + by_key) / total).clamp(0, 1).sqrt(), torch.nan)
 
 
 def fake_axes(

@@ -23,6 +23,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from repo_interp.measures.kernels.rounding import RELATIVE
+
 FIFTH = 5
 FEWEST = 10
 """Keys, without the first, that a row needs before its fifths are told apart."""
@@ -105,7 +107,9 @@ class ContentSums:
         keys = torch.arange(logits.shape[-1], device=rows.device)
         seen = (logits[0] > float("-inf")) & (keys >= 1)
         values = logits.masked_fill(~seen, 0.0)
+        size = values.abs().amax(-1, keepdim=True)
         values = values - values.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp_min(1)
+        values = values.masked_fill(values.abs() <= RELATIVE * size, 0.0)
         of_pairs, distance = values[:, seen], (rows[:, None] - keys)[seen]  # [head, pair] and the distance of each pair
         self.squares += of_pairs.square().sum(-1, dtype=torch.float64)
         self.by_distance += torch.zeros_like(self.by_distance, dtype=of_pairs.dtype).index_add_(1, distance, of_pairs)

@@ -3,10 +3,10 @@
     C_r(i, j) = q_ir k_jr + q_ir' k_jr'   (rotated; r' = r + d/2),   y = sum_r C_r,   Y = the sum of a band's
     VAF = 100 (1 - var(y - C) / var(y)) = 100 (2 cov(C, y) - var(C)) / var(y)      C a component, or Y      (HoPE, eq. 5)
     VAF as printed = 100 (1 - sum(y - C) / sum(y)) = 100 sum(C) / sum(y)
-    activated: pi / L < theta < 2 pi / L,   low: theta <= pi / L,   high: theta >= 2 pi / L       L: training length (sec. 3.3.2)
+    activated: pi / L < theta < 2 pi / L,   low: theta <= pi / L,   high: theta >= 2 pi / L       L: as `compared_length` (sec. 3.3.2)
 
 The first VAF is the standard definition; the second is the formula in the paper: unbounded, and ill-conditioned where sum(y) is near 0.
-Both over seen pairs, or on curves over distances. Per cent. NaN where the logits do not vary, or sum to exactly 0. The sums behind them
+Both over seen pairs, or on curves over distances. Per cent. NaN where logits vary by rounding only, or sum to 0. The sums behind them
 need no map: see causal_pairs and profiles.
 
 Knows nothing about labels and runs.
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs
 from repo_interp.measures.kernels.heads import ILL_CONDITIONED, PROFILES, HeadBlock, Reduction, over_heads
+from repo_interp.measures.kernels.rounding import variance_of
 from repo_interp.positions.rotary import expand_heads
 
 
@@ -82,7 +83,8 @@ class ComponentSums(Reduction):
         else:
             result.components[0] += profiles.sum((0, 1))
         totals = profiles.sum(-1)
-        moments = component_moments(some, totals, frequency_bands(layer_frequencies(inputs), self.training_length))
+        bands = frequency_bands(layer_frequencies(inputs), inputs.compared_length(self.training_length))
+        moments = component_moments(some, totals, bands)
         shares = {
             "vaf": moments.variance_accounted,
             "vaf_band": moments.of_bands.variance_accounted,
@@ -98,7 +100,7 @@ class Moments:
     """Means over pairs, or distances, of parts of a quantity y. Float64."""
 
     variance: Float[Tensor, "... 1"]
-    """Of y."""
+    """Of y; 0 where y varies by rounding only."""
     of_part: Float[Tensor, "... part"]
     """Variance of each part."""
     with_whole: Float[Tensor, "... part"]
@@ -125,7 +127,7 @@ def component_moments(
     count, pairs = block.counts.total[..., None], block.pairs
     mean, member = totals / count, bands.to(torch.float64)
     whole = mean.sum(-1, keepdim=True)
-    variance = pairs.square[..., None] / count - whole**2
+    variance = variance_of(pairs.square[..., None] / count, whole)
     with_whole = pairs.with_logits / count - mean * whole
     band_mean = mean @ member.mT
     of_bands = Moments(variance, pairs.squares_of(bands) / count - band_mean**2, with_whole @ member.mT)
@@ -144,7 +146,7 @@ def curve_shares(
     squares = (profiles * weight.mT).square_().sum(-1)
     mean = sums / count
     of_whole = mean.sum(-1, keepdim=True)
-    variance = whole.square().sum(-2) / count - of_whole**2
+    variance = variance_of(whole.square().sum(-2) / count, of_whole)
     moments = Moments(variance, squares / count - mean**2, products / count - mean * of_whole)
     return {"vaf_curve": moments.variance_accounted, "vaf_curve_printed": variance_accounted_as_printed(sums)}
 
@@ -156,9 +158,11 @@ def pair_components(inputs: AttentionInputs, query: int, key: int) -> Float[Tens
     return (at_query * at_key).unflatten(-1, (2, -1)).sum(-2)
 
 
-def frequency_bands(frequencies: Float[Tensor, "component"], training_length: int) -> Bool[Tensor, "band component"]:
-    """Whether each component is in each of `BANDS`, for a training length in tokens. NaN is in no band."""
-    lowest, highest = math.pi / training_length, 2 * math.pi / training_length
+def frequency_bands(
+    frequencies: Float[Tensor, "*layer component"], length: int | Float[Tensor, "layer 1"]
+) -> Bool[Tensor, "band *layer component"]:
+    """Whether each component is in each of `BANDS`, for an L in tokens. NaN is in no band."""
+    lowest, highest = math.pi / length, 2 * math.pi / length
     activated = (frequencies > lowest) & (frequencies < highest)
     return torch.stack((activated, frequencies <= lowest, frequencies >= highest))
 

@@ -27,6 +27,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import Spans
+from repo_interp.measures.kernels.rounding import RELATIVE
 
 Kinds = Annotated[tuple[str, ...], MinLen(1)]
 """Kinds of segments, at least one."""
@@ -68,7 +69,7 @@ def chance(drawn: Tensor, observed: Tensor) -> Tensor:
 
 
 def variance_between(values: Float[Tensor, "row token"], edges: Int[Tensor, "draw edge"]) -> Float[Tensor, "draw row"]:
-    """eta^2 of every row for every layout of segments, from 0 to 1, float64; NaN where a row does not vary."""
+    """eta^2 of every row for every layout of segments, from 0 to 1, float64; NaN where a row varies by rounding only."""
     rows, tokens = values.shape
     draws = edges.shape[0]
     centred = values.double() - values.double().mean(-1, keepdim=True)
@@ -77,8 +78,8 @@ def variance_between(values: Float[Tensor, "row token"], edges: Int[Tensor, "dra
     bounds = torch.nn.functional.pad(torch.nn.functional.pad(edges, (1, 0)), (0, 1), value=tokens)
     segment = (sums[:, bounds.flatten()].view(rows, draws, -1)).diff(dim=-1)
     between = (segment.square() / bounds.diff(dim=-1)).sum(-1)
-    varies = values.amax(-1) > values.amin(-1)
-    return torch.where(varies, between.T / total, torch.nan)
+    known = values.amax(-1) - values.amin(-1) > RELATIVE * values.abs().amax(-1)
+    return torch.where(known, between.T / total, torch.nan)
 
 
 def largest_jumps(

@@ -65,7 +65,7 @@ def logit_by_distance(logits: xr.DataArray) -> PaperFigure:
         _checkpoint(ax, logits.sel(checkpoint=name))
         ax.set_title(scheme if schemes.count(scheme) == 1 else f"{name}: {scheme}")
     known = logits.sel(weights="trained").notnull().any(("length", "checkpoint")).values
-    axes[-1].set(xlim=(0, 1.01 * float(logits["distance"].values[known].max())), xlabel=DISTANCE)
+    axes[-1].set(xlim=(0, 1.01 * max(1.0, float(logits["distance"].values[known].max()))), xlabel=DISTANCE)
     figure.supylabel(LOGIT)
     handles = [Line2D([], [], color="#222222", linewidth=1.2, label="sequences of length L")]
     if logits.sizes["length"] > 1:

@@ -40,11 +40,16 @@ def figures_of_components(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]
         own = components.sel(layer=layers)
         band = bands(components, layers[0])
         curves = own["component_by_distance"].mean("layer").dropna("distance", how="all")
-        yield "components_by_distance", by_distance.component_curves(band.assign(component_by_distance=curves))
+        length, of_bands = training_length(run), band_length(components, layers[0])
+        windowed = f"L = {of_bands:,} tokens" if of_bands < length else ""
+        if curves.sizes["distance"] > 1:  # else every prompt is a single token
+            yield "components_by_distance", by_distance.component_curves(band.assign(component_by_distance=curves), windowed)
         vaf = vaf_of_heads(own).median(("layer", "head")).expand_dims(weights=["trained"])
-        yield "component_vaf", vaf_by_component(band.assign(vaf=vaf), "of all pairs' logits, median over heads")
-        length = training_length(run)
-        if components.sizes["distance"] > BEYOND * length:
+        yield (
+            "component_vaf",
+            vaf_by_component(band.assign(vaf=vaf), f"of all pairs' logits, median over heads\n{windowed}".rstrip()),
+        )
+        if curves.sizes["distance"] > BEYOND * length:
             shown = own[["component_by_distance"]].assign(logit_by_distance=own["logit_by_distance"].mean("head"))
             yield "beyond_training_length", by_distance.beyond_training_length(shown.assign(band.data_vars), length)
     if (turned := turns_of_learned(components)) is not None:
@@ -73,7 +78,8 @@ def component_table(run: xr.DataTree) -> Table:
     )
     titles = ("component", "theta (rad per position)", "wavelength (positions)", "frequency band", "VAF (%)")
     heads = f"VAF of all pairs' logits, the median over the heads of {len(layers)} layers"
-    note = f"{heads}; bands for a training length of {training_length(run):,} tokens."
+    length = band_length(components, layers[0])
+    note = f"{heads}; bands for a {'window' if length < training_length(run) else 'training length'} of {length:,} tokens."
     return Table("components", "Rotary components", titles, rows, note)
 
 
@@ -114,19 +120,20 @@ def component_data(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, An
         "layers": drawn,
         "components": described,
         "start": int(np.argmax(kinds == "activated")),
-        "training_length": training_length(run),
+        "training_length": band_length(components, layers[0]),
     }
     return data, ()
 
 
 def rotating_layers(components: xr.Dataset) -> list[int]:
-    """Layers that rotate by the frequencies of the first layer that rotates anything; none where none does."""
+    """Layers that rotate by the frequencies of the first layer that rotates anything, with the L of its bands; none where none does."""
     frequency = components["frequency"].transpose("layer", "component")
     rotating = np.flatnonzero(frequency.notnull().any("component").values)
     if not rotating.size:
         return []
     alike = [place for place in rotating if np.array_equal(frequency[place], frequency[rotating[0]], equal_nan=True)]
-    return [int(components["layer"].values[place]) for place in alike]
+    layers = components["layer"].values[alike].tolist()
+    return [layer for layer in layers if band_length(components, layer) == band_length(components, layers[0])]
 
 
 def bands(components: xr.Dataset, layer: int) -> xr.Dataset:
@@ -148,6 +155,12 @@ def vaf_of_heads(components: xr.Dataset, name: str = "vaf") -> xr.DataArray:
 def training_length(run: xr.DataTree) -> int:
     """The training length that bands were made for, in tokens."""
     return int(group(run, "components").attrs["training_length"])
+
+
+def band_length(components: xr.Dataset, layer: int) -> int:
+    """L of the bands of a layer, in tokens; of a run that does not say it, the training length."""
+    known = "band_length" in components
+    return int(components["band_length"].sel(layer=layer)) if known else int(components.attrs["training_length"])
 
 
 def logits_by_scheme(run: xr.DataTree) -> xr.DataArray:

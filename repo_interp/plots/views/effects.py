@@ -65,10 +65,10 @@ def effect_maps(run: xr.DataTree) -> PaperFigure:
     reach = max(float(np.nanmax(np.abs(shown))), LINEAR)
     for ax, kind in zip(axes, kinds, strict=True):
         head_grid(shown.sel(kind=kind), ax, (-reach, reach))
-        drawn = effects["control_effect"].sel(kind=kind).values
-        ends = " to ".join(dict.fromkeys(f"{end + 0.0:.3g}" for end in (drawn.min().round(4), drawn.max().round(4))))
+        drawn = effects["control_effect"].sel(kind=kind).dropna("draw").values
+        ends = " to ".join(dict.fromkeys(f"{end(drawn).round(4) + 0.0:.3g}" for end in (np.min, np.max) if drawn.size))
         others = f"{int(effects.attrs['set_heads'])} others together: {ends}"
-        ax.set_title(f"positions: {KIND_NAMES.get(kind, kind)}\n{others if np.isfinite(drawn).all() else ''}".rstrip())
+        ax.set_title(f"positions: {KIND_NAMES.get(kind, kind)}\n{others if drawn.size else ''}".rstrip())
     figure.suptitle("change of log p(answer), nats, by the head whose positions are changed", x=0.01, ha="left")
     legend_below(figure, scheme_handles(schemes(effects).values()))
     return figure
@@ -145,6 +145,8 @@ def effect_tables(run: xr.DataTree) -> tuple[Table, ...]:
     about = f"{counted(int(effects.attrs['prompts']), 'prompt')} of the task {effects.attrs['task']}; score: {effects.attrs['metric']}."
     title = f"The most needed {size} changed together, and as many others at random"
     note = f"Mean changes over {about} Rank correlations of screened and exact changes of the logit difference over heads."
+    sets, draws = int(effects.attrs.get("control_sets", effects.sizes["draw"])), effects.sizes["draw"]
+    note += f" There are {sets} different sets of as many other heads, not {draws}." if sets < draws else ""
     note_of_heads = f"Mean changes when the positions of this head alone are changed, {about} ±: standard deviation over prompts."
     return (
         Table("effects", title, ("positions become", *_COLUMNS), tuple(rows), note),

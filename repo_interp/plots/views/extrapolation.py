@@ -34,13 +34,14 @@ METHOD_NAMES = {"plain": "plain", "lm_infinite": "LM-Infinite", "interpolation":
 FLOOR: dict[str, Any] = {"color": "#9A9A9A", "linewidth": 0.8, "linestyle": (0, (3, 2)), "zorder": 0}
 LOG_ABOVE = 20.0
 """Largest over smallest KL of a layer, or of a length, from which the axis is logarithmic: on a linear one all others would lie at 0."""
+_ABOVE = {"KL above noise": "kl_above_noise", "from": "kl_above_noise_low", "to": "kl_above_noise_high"}
 TRACE_COLUMNS = 4
 """Queries per row."""
 
 
 @style()
 def extrapolation_by_length(run: xr.DataTree) -> PaperFigure:
-    """KL of attention outputs (mean over layers) and log perplexity by length, and KL by layer at the longest (table 2).
+    """KL of attention outputs (mean over layers, with its interval) and log perplexity by length, and KL by layer at the longest (table 2).
 
     Raises InputError when the run has no extrapolation.
     """
@@ -49,13 +50,16 @@ def extrapolation_by_length(run: xr.DataTree) -> PaperFigure:
     lengths = dataset["length"].values
     figure = paper_figure(PAGE_WIDTH, 2.2)
     by_length, perplexity, by_layer = figure.subplots(1, 3)
+    floor = kl.sel({"method": "plain"}).values[0] if "plain" in kl["method"].values else None
     for method, values in zip(kl["method"].values, kl.values, strict=True):
+        if floor is not None and "kl_above_noise" in dataset:
+            low, high = (floor.mean() + dataset[f"kl_above_noise_{end}"].sel({"method": method}) for end in ("low", "high"))
+            by_length.vlines(lengths, low, high, color=_look(str(method))["color"], linewidth=0.7, gid=f"interval {method}")
         look = _look(str(method))
         by_length.plot(lengths, values.mean(-1), **look, gid=f"kl {method}")
         by_layer.plot(range(values.shape[1]), values[-1], **look, gid=f"layers {method}")
         nats = dataset["log_perplexity"].sel({"method": method}).values
         perplexity.plot(lengths, nats, **look, gid=f"log perplexity {method}")
-    floor = kl.sel({"method": "plain"}).values[0] if "plain" in kl["method"].values else None
     if floor is not None:
         by_length.axhline(floor.mean(), **FLOOR, gid="noise")
         by_layer.plot(range(len(floor)), floor, **FLOOR, gid="noise by layer")
@@ -122,18 +126,19 @@ def _look(method: str) -> dict[str, Any]:
 def extrapolation_table(run: xr.DataTree) -> Table:
     """One row per method and length: divergence, log perplexity and the task's score."""
     dataset = group(run, "extrapolation")
-    rows = []
+    rows, above = [], {title: name for title, name in _ABOVE.items() if name in dataset}
     for method, length in product(map(str, dataset["method"].values), dataset["length"].values):
         own = dataset.sel({"method": method, "length": length})
-        numbers = own["kl"].mean(), own["kl"][-1], own["log_perplexity"], own["task_score"], own["task_score_error"]
+        means = [own[name].mean() for name in ("kl", *above.values())]
+        numbers = *means, own["kl"][-1], own["log_perplexity"], own["task_score"], own["task_score_error"]
         rows.append((METHOD_NAMES.get(method, method), int(length), *cells(numbers)))
     metric, prompts = str(dataset.attrs["metric"]), int(dataset.attrs["prompts"])
-    columns = ("method", "length", "KL", "KL, last layer", "log perplexity there", metric, "its standard error")
+    columns = ("method", "length", "KL", *above, "KL, last layer", "log perplexity there", metric, "its standard error")
     note = (
         f"KL and log perplexity of the last {dataset.attrs['judged']} tokens of a prompt, {dataset.attrs['metric']} of whole prompts; "
         f"{prompts // 2} prompts of {dataset.attrs['task']} per length, beside {prompts - prompts // 2} others of the training length. "
         "KL in nats per head, mean over heads and layers: the plain one at the training length is the noise of fitting Gaussians to few "
-        "tokens."
+        "tokens. Methods are ranked by what is above it, as far as its 95 % intervals (from, to) do not overlap."
     )
     return Table("extrapolation", "Beyond the training length", columns, tuple(rows), note)
 
@@ -160,7 +165,7 @@ VIEW = View(
     one_figure("extrapolation", extrapolation_by_length),
     tables=lambda run: (extrapolation_table(run),),
     findings=_findings,
-    compared=("kl", "log_perplexity", "task_score"),
+    compared=("kl", "kl_above_noise", "log_perplexity", "task_score"),
 )
 
 

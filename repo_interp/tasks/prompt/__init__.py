@@ -29,6 +29,8 @@ Intervals = tuple[tuple[int, int], ...]
 Places = Sequence[int] | np.ndarray
 """Indices of tokens or of characters."""
 
+SPECIAL = re.compile(r"<\|?\w+\|?>")
+"""How special tokens are written."""
 GENERATED = "generated"
 REST = "rest"
 
@@ -109,7 +111,7 @@ def main_span(prompts: Sequence[Prompt]) -> str | None:
 def _written(pieces: Sequence[str]) -> str:
     """The texts of tokens as one text, words apart, without the special tokens that stand before it."""
     first = 0
-    while first < len(pieces) - 1 and re.fullmatch(r"<\|?\w+\|?>", pieces[first]):
+    while first < len(pieces) - 1 and SPECIAL.fullmatch(pieces[first]):
         first += 1
     apart = "" if any(character.isspace() for piece in pieces for character in piece) else " "
     return apart.join(pieces[first:])

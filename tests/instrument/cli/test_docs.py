@@ -54,6 +54,7 @@ def tables(make):
     return make.maker_of_tables()
 
 
+@pytest.mark.filterwarnings("ignore:most of extrapolation.kl is noise")
 @pytest.mark.parametrize("name", ["measures.md", "tasks.md"])
 def test_tables_are_what_the_code_says(make, tables, name):
     page = read(name)

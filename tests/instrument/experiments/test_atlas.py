@@ -77,6 +77,26 @@ def test_a_model_with_random_weights_gets_no_name():
         assert np.isfinite(run["atlas"]["null"]).any("label").all() and (run["atlas"]["threshold"] > 0)[5:].all()
 
 
+def test_the_first_of_random_tokens_is_the_models_and_not_the_number_of_prompts():
+    on_random = ["previous_token", "duplicate_token", "induction", "sink", "place_u"]
+    small = Atlas(twins=1, sequences=1, prompts=2)
+
+    def atlas(bridge, prompts):
+        return ri.analyze(bridge, prompts, (), experiments=[small])["atlas"].to_dataset()
+
+    bridge = hand_built(TASK.vocabulary_size, TASK.training_length)  # its configuration names <bos>
+    one, two = (atlas(bridge, PROMPTS[:count]) for count in (1, 2))
+    assert one.attrs["first_token"] == two.attrs["first_token"] == 1 and float(one["sink"][1, 2]) > 0.95
+    xr.testing.assert_equal(one[on_random], two[on_random])
+    words = [prompt.tokens[1:] for prompt in PROMPTS[:2]]  # both begin with the same word
+    for count in (1, 2):
+        assert "first_token" not in atlas(bridge, words[:count]).attrs
+    reads = ri.zoo("reversal/repo")  # its tokenizer puts <bos>, which no prompt need have; its configuration names none
+    xr.testing.assert_equal(atlas(reads, words[:1])[on_random], atlas(reads, PROMPTS[:2])[on_random])
+    unread = ri.bridge(fresh_twin(reads, seed=0))
+    assert atlas(unread, PROMPTS[:1]).attrs["first_token"] == 1, "prompts say so themselves"
+
+
 def test_a_name_needs_its_score_beyond_twins_and_large_and_the_others_within_limits():
     scores = {"one": np.array([[0.1, 0.3, 0.6, np.nan]]), "other": np.array([[0.0, 1.0, 1.0, 1.0]])}
     rule = Rule("a", "one", 0.2, {"other": (0.5, 1.0)})
@@ -225,8 +245,37 @@ def test_other_libraries_read_the_retrieval_scores(run, tmp_path):
     assert all(scores[place] == pytest.approx(mean) for place, mean in parts.items()) and len(parts) == scores.size
     with pytest.raises(InputError, match="the atlas has no numbers 'absent'; it has"):
         table.to_duo_attention(tmp_path, score="absent")
-    with pytest.raises(InputError, match="wanted all 4 heads of every layer"):
-        table[1:].to_retrieval_head(tmp_path / "part.json")
+    of_one_prompt = ri.analyze(ri.zoo("reversal/repo"), PROMPTS[:1], ("attention_mass",), heads=[0, 2])
+    groups = {
+        "atlas": run["atlas"].to_dataset().drop_vars("mass"),
+        "attention_mass": of_one_prompt["attention_mass"].to_dataset(),
+    }
+    some = ri.atlas(xr.DataTree.from_dict({"/": xr.Dataset(attrs=run.attrs), "/atlas": joined(groups)}))
+    for damaged, score, line in (
+        (
+            table[1:],
+            "retrieval",
+            "wanted a row with retrieval for each of 16 heads; the atlas has 15 rows, and 1 heads have none .L0 H0.",
+        ),
+        (table[table["layer"] != 1], "retrieval", "has 12 rows, and 4 heads have none .L1 H0, L1 H1, L1 H2."),
+        (
+            table.assign(retrieval=table["retrieval"].where(table.index != 5)),
+            "retrieval",
+            "has 16 rows, and 1 heads have none .L1 H1.",
+        ),
+        (pd.concat([table, table[:1]]), "retrieval", "has 17 rows, and 0 heads have none"),
+        (some, "mass[words]", "has 16 rows, and 8 heads have none .L0 H1, L0 H3"),
+        (ri.atlas(of_one_prompt), "mass[words]", "does not say how many heads the model has"),
+        (table, "layer", "the atlas has no numbers 'layer'"),
+    ):
+        with pytest.raises(InputError, match=line):
+            damaged.to_retrieval_head(tmp_path / "part.json", score=score)
+        with pytest.raises(InputError, match=line):
+            damaged.to_duo_attention(tmp_path / "part", score=score)
+    for name, size in (("sink_size", -1), ("recent_size", 0), ("recent_size", 1.5)):
+        with pytest.raises(InputError, match=f"{name} is {size}; wanted a whole number"):
+            table.to_duo_attention(tmp_path / "part", **{name: size})
+    assert not (tmp_path / "part").exists() and not (tmp_path / "part.json").exists()
 
 
 def test_results_with_a_table_can_be_replaced_and_lose_it(run, tmp_path):

@@ -26,7 +26,7 @@ from repo_interp.experiments.readings import Batch
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.models.reposition import decoder_of
 from repo_interp.models.resuming import recorded, resumed
-from repo_interp.plots.views.effects import VIEW, effect_tables
+from repo_interp.plots.views.effects import VIEW, effect_maps, effect_tables
 from repo_interp.store import Store
 from repo_interp.tasks import Prompt, make_task
 
@@ -198,6 +198,17 @@ def test_controls_are_as_many_other_heads():
     assert len(controls) == 5 and all(len(set(one)) == 3 and not set(one) & set(chosen) for one in controls)
     assert sets_of_heads(effect, heads, 3, 5, 0)[1:] == controls != sets_of_heads(effect, heads, 3, 5, 1)[1:]
     assert len(sets_of_heads(effect, heads, 9, 5, 0)[0]) == 4, "no more than were measured"
+    sets = sets_of_heads(effect, heads[8:14], 2, 9, 0)
+    assert len(sets) == len({tuple(one) for one in sets}) == 7, "all 6 pairs of the 4 others, each once"
+
+
+def test_of_few_heads_every_other_set_is_measured_once_and_the_table_says_how_many_there_are():
+    group = Effects(kinds=("frozen",)).measured(bridge_for(TASK, "n2r1").original_model, TASK, PROMPTS)
+    controls = group["control_effect"].squeeze("kind")
+    assert controls.notnull().sum() == group.attrs["control_sets"] == 1 and controls.sizes["draw"] == 8
+    run = xr.DataTree.from_dict({"/effects": group})
+    assert "There are 1 different sets of as many other heads, not 8." in effect_tables(run)[0].note
+    assert "2 others together: " in effect_maps(run).axes[0].get_title("left")
 
 
 def test_kinds_are_what_they_say(model):
@@ -222,6 +233,7 @@ def test_kinds_are_what_they_say(model):
     assert_close(shifted[:, words], (2 * (high - low))[:, None].expand(-1, len(words)))
     assert float(shifted.abs().sum()) == pytest.approx(float(shifted[:, words].abs().sum()))
     assert [partner(PROMPTS, number) for number in range(4)] == [1, 2, 3, 2]
+    assert partner([PROMPTS[0], PROMPTS[0], PROMPTS[1]], 0) == 2, "its own positions would change nothing"
     theirs = iv.positions_of(model, [PROMPTS[1].tokens])[1]
     assert_close(under("transplanted")[0, :, :count], theirs[0], atol=1e-5, rtol=1e-4)
     permuted = under("permuted")[:, 0]

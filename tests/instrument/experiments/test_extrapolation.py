@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 import xarray as xr
 from families import repositioned, tiny
+from numpy.testing import assert_allclose
+from scipy.stats import t as student
 from torch.distributions import MultivariateNormal, kl_divergence
 from torch.testing import assert_close
 
 import repo_interp as ri
-from repo_interp.errors import InputError
-from repo_interp.experiments.extrapolation import Extrapolation
+from repo_interp.errors import InputError, Note
+from repo_interp.experiments.extrapolation import Extrapolation, output_traces
 from repo_interp.experiments.gaussians import VectorSums, gaussian_divergence, principal_plane, vector_sums
-from repo_interp.experiments.prompt_sets import cut
+from repo_interp.experiments.prompt_sets import cut, prompts_by_length, scoring_of
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.interventions import extension, interpolated, lm_infinite, yarn
 from repo_interp.interventions.extension import extended
+from repo_interp.models.outputs import attention_outputs, layer_tensors, outputs_over_windows
 from repo_interp.models.reposition import attentions
 from repo_interp.plots.views.extrapolation import extrapolation_table
-from repo_interp.tasks import make_task
+from repo_interp.tasks import Prompt, make_task
 
 TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
 
@@ -233,7 +238,8 @@ def test_extrapolation_measures_every_method_layer_and_length(task):
     stock.resize_token_embeddings(task.vocabulary_size, mean_resizing=False)
     model = ri.reposition(stock, "repo@2")
     prompts = cut(task.describe, task.prompts(12, seed=0, test_set="64"), (16, 32))
-    group = Extrapolation(global_tokens=2).measured(model, task, prompts, 16)
+    with pytest.warns(Note, match="most of extrapolation.kl is noise"):
+        group = Extrapolation(global_tokens=2).measured(model, task, prompts, 16)
     assert group["kl"].dims == ("method", "length", "layer")
     assert group["kl"].shape == (4, 2, 3)
     assert group["scheme"].values.tolist() == ["rope", "rope", "repo"]
@@ -256,6 +262,50 @@ def test_extrapolation_measures_every_method_layer_and_length(task):
         Extrapolation().measured(model, task, {32: prompts[32]}, 16)
     with pytest.raises(InputError, match="a prompt has 64"):
         cut(task.describe, task.prompts(2, test_set="64"), (128,))
+
+
+def test_divergence_above_noise_has_the_interval_of_leaving_out_each_pair_of_prompts(task):
+    stock = tiny("llama")
+    stock.resize_token_embeddings(task.vocabulary_size, mean_resizing=False)
+    model = ri.reposition(stock, "rope")
+    prompts = cut(task.describe, task.prompts(6, seed=0, test_set="64"), (16, 64))
+
+    def measured(kept):
+        chosen = {length: [some[number] for number in kept] for length, some in prompts.items()}
+        with warnings.catch_warnings(action="ignore", category=Note):
+            return Extrapolation(("interpolation",)).measured(model, task, chosen, 16)
+
+    group = measured(range(6))
+    assert group["method"].values.tolist() == ["plain", "interpolation"], (
+        "without the plain model there is no noise to compare with"
+    )
+    above = group["kl_above_noise"].mean("layer")
+    assert (above.sel(length=16) == 0).all(), "at the training length, where methods change nothing"
+    assert_allclose(group["kl_above_noise"].sel(length=64), group["kl"].sel(length=64) - group["kl"].sel(length=16))
+    others = [measured([number for number in range(6) if number // 2 != pair]) for pair in range(3)]
+    without = np.array([each["kl_above_noise"].sel(length=64).mean("layer") for each in others])
+    width = student.ppf(0.975, 2) * np.sqrt(2 / 3 * np.square(without - without.mean(0)).sum(0))
+    for end, sign in (("low", -1), ("high", 1)):
+        assert_allclose(group[f"kl_above_noise_{end}"].sel(length=64), above.sel(length=64) + sign * width, rtol=1e-6)
+    table = extrapolation_table(xr.DataTree.from_dict({"/extrapolation": group}))
+    assert table.columns[3:6] == ("KL above noise", "from", "to") and len(table.rows[0]) == len(table.columns)
+
+
+def test_only_different_texts_are_compared():
+    texts = [Prompt(tuple(range(3, 3 + 24))), Prompt(tuple(range(4, 4 + 24)))] * 3
+    with pytest.raises(InputError, match="at least 4 different prompts longer than the training length, 16 tokens; 2 of"):
+        prompts_by_length(scoring_of(texts), texts, 16, (), 32, 0)
+
+
+def test_outputs_are_traced_over_the_layers_own_window():
+    model = ri.reposition(tiny("gemma3"), "rope")  # windows of 8 tokens in the first two layers
+    texts = [Prompt(tuple(torch.randint(3, 64, (length,)).tolist())) for length in (16, 16, 40)]
+    traces = output_traces(model, texts[:2], texts[2], 16, 1, queries=2, step=4)
+    assert traces.attrs["window"] == 8 and traces["step"].values.tolist() == list(range(0, 33, 4))
+    outputs = []
+    with attention_outputs(model, lambda _, some: outputs.append(some[0]), [1]), layer_tensors(model, 1) as tensors:
+        model(torch.tensor([texts[2].tokens]))
+    assert_close(outputs_over_windows(model, 1, tensors, 39, [32], 8)[0], outputs[0][39], atol=1e-5, rtol=1e-4)
 
 
 def test_lm_infinite_refuses_padding_on_the_left():

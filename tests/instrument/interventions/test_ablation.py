@@ -108,6 +108,16 @@ def test_effects_are_changes_of_the_answers_log_probability_beside_random_heads_
     assert again.equals(table)
 
 
+def test_controls_are_different_sets_and_all_of_them_where_there_are_too_few(bridge):
+    drawn = ri.ablation_effects(bridge, [(0, 0), (1, 2)], PROMPTS, controls=8)["heads"][2:]
+    assert drawn.nunique() == len(drawn) == 8, "of 9"
+    with pytest.warns(ri.errors.Note, match="3 controls were asked for, but there are 1 different sets"):
+        table = ri.ablation_effects(bridge, LAYER[:2], PROMPTS, controls=3)
+    assert table["ablation"].tolist() == ["whole model", "ablated", "control 0"] and table["heads"][2] == "L1 H2, L1 H3"
+    with pytest.raises(ri.InputError, match="layer 9 was asked for"):
+        ri.ablation_effects(bridge, [(9, 0)], PROMPTS)
+
+
 def ablated(bridge, means):
     with ri.ablate(bridge, (0, 1), means):
         return bridge(torch.tensor([[3, 4, 5]]))

@@ -180,6 +180,19 @@ def test_bands_part_the_components_at_pi_and_two_pi_over_the_training_length():
     assert high.tolist() == [False, True, True, False, False, False, False]
 
 
+def test_a_layer_with_a_window_has_the_bands_and_the_variance_of_that_window():
+    frequencies = torch.tensor([1.5, 0.7, 3.0, 5.0], dtype=torch.float64) * torch.pi / 16
+    given = ((0, None), (1, 8))
+    layers = [replace(random_inputs(tokens=30, window=window), frequencies=frequencies, layer=layer) for layer, window in given]
+    group = measured(*layers)
+    alone = measured(replace(layers[1], layer=0), measure=Components(training_length=8))
+    assert group["band_length"].values.tolist() == [16, 8] and group["band_length"].attrs["units"] == "tokens"
+    assert group["activated"].values.tolist() == [[True, False, False, False], [False, False, True, False]]
+    for name in ("activated", "low_frequency", "vaf_band"):
+        assert_allclose(group[name].sel(layer=1), alone[name].sel(layer=0))
+    assert measured(layers[1], measure=Components(training_length=6))["band_length"].item() == 6, "a window may be the longer one"
+
+
 def test_half_precision_inputs_are_measured_in_float32():
     inputs = random_inputs(tokens=40, dtype=torch.bfloat16)
     exact = replace(inputs, queries=inputs.queries.double(), keys=inputs.keys.double(), positions=inputs.positions.double())

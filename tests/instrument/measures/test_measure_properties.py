@@ -79,6 +79,10 @@ DIFFERS: dict[str, dict[str, dict[str, tuple[Expected, str]]]] = {
         "components": {
             "position_reach": (lambda reach: reach * SCALE, "it is a difference of positions"),
             "frequency": (lambda theta: theta / SCALE, "it is in rad per position"),
+            **dict.fromkeys(
+                ("band_length", "activated", "low_frequency", "vaf_band"),
+                (None, "L is a window where that is shorter, in tokens"),
+            ),
         },
         "maps": {"fake_map": (None, "its distances are in tokens, whatever positions are learned")},
     },

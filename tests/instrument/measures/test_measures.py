@@ -11,9 +11,13 @@ import pytest
 import torch
 import xarray as xr
 from attention_inputs import OFFICIAL, official_inputs, random_inputs
+from families import repositioned
 from numpy.testing import assert_allclose, assert_array_equal
 
+import repo_interp as ri
+from repo_interp.experiments import Atlas
 from repo_interp.measures.attention_mass import AttentionMass, span_mass
+from repo_interp.measures.kernels.segmentation import variance_between
 from repo_interp.measures.patterns import Patterns, chunk_patterns
 from repo_interp.measures.positions import Positions, position_range
 from repo_interp.measures.statistics import Statistics, merge
@@ -261,3 +265,25 @@ def test_labels_in_another_order_keep_their_values():
     two = Statistics(sums=xr.Dataset({"s": (("layer", "span"), [[10.0]])}, {"layer": [0], "span": ["e"]}))
     merged = merge([one, two]).sums["s"].sel(layer=0)
     assert {str(span): float(merged.sel(span=span)) for span in "abcde"} == {"a": 1, "b": 3, "c": 2, "d": 4, "e": 10}
+
+
+@pytest.mark.parametrize("scheme", ["nope", "repo"])
+def test_of_tokens_that_are_all_equal_nothing_is_said_where_only_rounding_varies(scheme):
+    bridge = ri.bridge(repositioned(scheme))
+    run = ri.analyze(bridge, [[7] * 20], ("components", "three_axis", "rotation"))
+    for group, name in (("components", "vaf"), ("components", "vaf_band"), ("components", "vaf_curve"), ("three_axis", "r")):
+        assert run[group][name].isnull().all(), name
+    assert run["three_axis"]["r_position"].isnull().all() and run["rotation"]["closed_form_r"].isnull().all()
+    alone = ri.analyze(bridge, [[5]], ("components", "three_axis", "rotation"))
+    assert alone["components"]["vaf"].isnull().all() and alone["three_axis"]["r"].isnull().all()
+    atlas = ri.analyze(bridge, [[7] * 20], (), experiments=[Atlas(twins=1, sequences=1)])["atlas"]
+    assert "content" not in atlas or atlas["content"].isnull().all()
+    assert np.isfinite(ri.analyze(bridge, [[7] * 19 + [8]], ("components",))["components"]["vaf"]).any(), "one other token varies"
+
+
+def test_a_row_that_varies_by_rounding_has_no_variance_between_segments():
+    row, edges = torch.full((1, 12), 0.7), torch.tensor([[4]])
+    row[0, 6:] += 4e-7
+    assert variance_between(row, edges).isnan().all() and variance_between(1000 * row, edges).isnan().all()
+    row[0, 6:] += 1e-4
+    assert float(variance_between(row, edges)) == pytest.approx(0.5, abs=0.01)  # 3 of 8 against 4

@@ -73,6 +73,15 @@ def test_rotation_is_by_the_training_length_or_by_the_positions_that_are_there()
     assert_allclose(repo["max_rotation"][0], np.max(reach, 0)[:, None] * inputs.frequencies.numpy(), atol=1e-12)
 
 
+def test_a_layer_with_a_window_turns_as_far_as_its_window_reaches():
+    inputs = planted(frequency=0.3)
+    for window, length in ((None, 24), (9, 9), (30, 24)):
+        group = measured(replace(inputs, window=window))
+        assert_allclose(group["max_rotation"][0, 0], length * inputs.frequencies, rtol=1e-6)
+    assert not measured(inputs)["slow_dominating"][..., 3].any(), "7.2 rad"
+    assert (measured(replace(inputs, window=9))["slow_dominating"][..., 3] == 1).all(), "2.7 rad"
+
+
 def test_a_large_stable_slow_component_is_found_and_alone():
     group = measured(planted())
     expected = np.zeros((1, 4, 4))

@@ -27,7 +27,7 @@ from repo_interp.plots.catalogue import figures_of, view_of
 from repo_interp.plots.style import COLUMN_WIDTH, SCHEME_COLOURS
 from repo_interp.plots.view import PageOptions
 from repo_interp.plots.views.component_curves import BAND_COLOURS, FEW_PAIRS, band_of
-from repo_interp.plots.views.components import component_data, component_table
+from repo_interp.plots.views.components import component_data, component_table, rotating_layers
 
 L, LAYERS, HEADS, COMPONENTS = 32, 3, 2, 6
 FREQUENCIES = np.array([1.0, 0.5, 0.15, 0.05, 0.01, 0.001])
@@ -221,6 +221,24 @@ def test_a_run_gets_the_figures_that_it_allows():
     assert names(as_run(components(schemes=("nope",) * 3))) == ["logit_by_distance"]
     still = rotation().assign(slow_dominating=(("layer", "head", "component"), np.full((LAYERS, HEADS, COMPONENTS), -1)))
     assert [name for name, _ in view_of("rotation").figures(as_run(components(), rotation=still))] == ["pair_norms"]
+
+
+def test_a_layer_with_a_window_stands_apart_with_the_l_of_its_bands():
+    group = components()
+    group["band_length"] = "layer", [8, 8, L]
+    run = xr.DataTree.from_dict({"/components": group})
+    assert rotating_layers(group) == [0, 1] and rotating_layers(components()) == [0, 1, 2]
+    assert "the heads of 2 layers; bands for a window of 8 tokens." in component_table(run).note
+    figures = {drawn.name: drawn.figure for drawn in figures_of(run)}
+    for name in ("components_by_distance", "component_vaf"):
+        assert any("L = 8 tokens" in ax.get_title(loc) for ax in figures[name].axes for loc in ("left", "center")), name
+    data, _ = component_data(run, PageOptions())
+    assert data is not None and data["training_length"] == 8
+
+
+def test_of_single_tokens_there_are_no_curves():
+    run = xr.DataTree.from_dict({"/components": components(1)})
+    assert "components_by_distance" not in {drawn.name for drawn in figures_of(run)}
 
 
 def test_the_page_has_every_component_with_frequency_and_wavelength(no_pictures, tmp_path):

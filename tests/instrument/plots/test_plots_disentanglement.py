@@ -11,7 +11,7 @@ from families import tiny
 from matplotlib.patches import Arc, Circle
 
 import repo_interp as ri
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, Note
 from repo_interp.experiments.extrapolation import Extrapolation, output_traces
 from repo_interp.experiments.perturbation import Perturbation
 from repo_interp.experiments.prompt_sets import cut
@@ -46,7 +46,8 @@ def run(tmp_path_factory):
     prompts = task.prompts(8, seed=0, test_set="64")
     perturbed = Perturbation(gammas=(0.2,), l_maxes=(1, 5)).measured(model, task, prompts[:2])
     asked = Extrapolation(("plain", "lm_infinite"))
-    longer = asked.measured(model, task, cut(task.describe, prompts, (32, 64)), 32)
+    with pytest.warns(Note, match="most of extrapolation.kl is noise"):
+        longer = asked.measured(model, task, cut(task.describe, prompts, (32, 64)), 32)
     traces = output_traces(model, prompts, prompts[0], 32, 1, queries=3, step=8)
     measures = (
         ThreeAxis(axes="first_prompt", extras=("position", "shuffled", "held_out")),
@@ -173,6 +174,9 @@ def test_extrapolation_is_drawn_by_method_and_length(run):
     np.testing.assert_allclose(line.get_ydata(), group["kl"].sel({"method": "lm_infinite"}).mean("layer"))
     line = artist(figure, "layers plain")
     np.testing.assert_allclose(line.get_ydata(), group["kl"].sel({"method": "plain", "length": 64}))
+    drawn, noise = artist(figure, "interval lm_infinite"), float(group["kl"].sel({"method": "plain"})[0].mean())
+    ends = [group[f"kl_above_noise_{end}"].sel({"method": "lm_infinite"}).values + noise for end in ("low", "high")]
+    np.testing.assert_allclose([segment[:, 1] for segment in drawn.get_segments()], np.transpose(ends))
 
 
 def test_one_layer_or_method_that_leaves_far_further_does_not_hide_the_others(run):
