@@ -24,6 +24,7 @@ _UNROTATED = ("nope", "learned", NO_ATTENTION)
 _TABLE, _EMBEDDING, _UNEMBEDDING = "model.position_table.weight", "model.embed_tokens.weight", "lm_head.weight"
 _IN_LAYER = ".layers.{}.self_attn."
 _IN_ANY_LAYER = re.compile(r"\.layers\.(\d+)\.self_attn\.(.+)")
+_TEXT_PART = re.compile(r"(?:model\.)*(?:language_model|text_model|llm)\.(?:(?:model|backbone)\.)?(.+)")
 _TELLING = (*PARAMETERS["repo"], *PARAMETERS["continuous"], *PARAMETERS["cope"], *PARAMETERS["kerple"])
 """Names under `self_attn` that no stock decoder has."""
 
@@ -123,6 +124,14 @@ class Inspected:
         return {name: shape for name, shape in parts if name and name.partition(".")[0] in own}
 
 
+def _text_key(name: str) -> str:
+    """The name of a weight in the text part of a larger model; empty for weights of its other parts."""
+    if name.startswith("lm_head."):
+        return name
+    part = _TEXT_PART.match(name)
+    return "" if part is None else part[1] if part[1].startswith("lm_head.") else f"model.{part[1]}"
+
+
 def inspected(path: str) -> Inspected:
     """The checkpoint at `path`, as `stated.described` finds it, or a GGUF file. Raises InputError for what cannot be read."""
     file = Path(path)
@@ -136,6 +145,8 @@ def inspected(path: str) -> Inspected:
     if checkpoint.base is not None:
         directories.append(described_base(checkpoint.directory, checkpoint.base).directory)
     shapes = {weight.key: weight.shape for directory in directories for weight in stored_weights(directory)}
+    if checkpoint.larger is not None:
+        shapes = {key: shape for name, shape in shapes.items() if (key := _text_key(name))}
     found = Inspected(checkpoint, shapes, PACKAGED[path].described if path in PACKAGED else "")
     found.require_fit()
     return found

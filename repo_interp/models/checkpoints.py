@@ -65,6 +65,7 @@ from repo_interp.models.reposition import (
     require_weights,
     with_layout,
 )
+from repo_interp.models.text_part import text_model
 from repo_interp.positions.layouts import format_layout
 from repo_interp.records import modelled
 from repo_interp.values import shortened
@@ -108,9 +109,11 @@ def load_model(
     config = checkpoint.config
     if rope_scaling is not None:
         config = scaled_configuration(config, rope_scaling)
+    placement = {"device_map": place if device_map is None else device_map, "max_memory": most_memory}
+    if checkpoint.larger is not None:
+        return with_layout(text_model(checkpoint, config, precision, **placement), None).eval()
     model, stored = _skeleton(checkpoint, config)
     if stored is None:
-        placement = {"device_map": place if device_map is None else device_map, "max_memory": most_memory}
         return with_layout(loaded_by_transformers(checkpoint.directory, config, precision, **placement), None).eval()
     places: dict[str, Any] = dict.fromkeys(stored, place)
     if device_map is not None:

@@ -39,8 +39,8 @@ class Origin:
     """Where its files are on this machine."""
     scaling: str = ""
     """How its rotation was scaled when it was loaded, otherwise than its configuration says; empty where it was not."""
-    lacks: str = ""
-    """The numbers that its config.json leaves to transformers, in words; empty where it says them all."""
+    remarks: str = ""
+    """What its config.json leaves open or describes beside the decoder, as `Checkpoint` has it."""
 
 
 def origin(checkpoint: Checkpoint, asked_for: str | os.PathLike[str], rope_scaling: Mapping[str, Any] | None = None) -> Origin:
@@ -56,7 +56,7 @@ def origin(checkpoint: Checkpoint, asked_for: str | os.PathLike[str], rope_scali
         " ".join(str(rope_scaling[key]) for key in ("rope_type", "type", "factor") if key in rope_scaling) if rope_scaling else ""
     )
     digest, trained = checkpoint_digest(checkpoint.directory), training_length(checkpoint.config)
-    return Origin(name, digest, trained, checkpoint.directory, scaling, checkpoint.lacks)
+    return Origin(name, digest, trained, checkpoint.directory, scaling, checkpoint.remarks)
 
 
 def mark(model: nn.Module, source: Origin) -> None:
