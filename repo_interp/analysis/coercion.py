@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from repo_interp.errors import InputError
 from repo_interp.models.reposition import require_model
+from repo_interp.models.wrapped import owner_of
 from repo_interp.tasks import Prompt, prompt_from_text
 from repo_interp.tasks.prompt.text import EncodedText, encode
 from repo_interp.values import shortened
@@ -58,7 +59,7 @@ def tokens(prompts: Prompts, bridge: nn.Module) -> tuple[Int[Tensor, "prompt tok
     if not sequences:
         raise InputError("there are no prompts")
     require_model(bridge)
-    model: Any = getattr(bridge, "original_model", bridge)
+    model: Any = owner_of(bridge)
     vocabulary = int(model.config.vocab_size)
     for number, sequence in enumerate(sequences):
         if max(sequence) >= vocabulary:

@@ -135,7 +135,6 @@ def measure_step(
     """
     step = checked(step, CountOrNone, "step")
     inner = cast(Any, model_of(extract_model_from_parallel(model, keep_torch_compile=False)))
-    inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
     require_model(inner)
     _require_whole(inner)
     weight = next(inner.parameters())

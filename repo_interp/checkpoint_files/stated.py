@@ -150,6 +150,10 @@ def described_base(adapter: Path, base: Base, configure: Configure | None = None
 def stated(directory: Path) -> dict[str, Any]:
     """What config.json in `directory` says, its number of layers as a number. Raises InputError when there is none."""
     file = directory / "config.json"
+    if not file.exists() and (directory / "adapter_config.json").is_file():
+        raise InputError(
+            f"{directory} is an adapter of peft, no whole checkpoint; load it with peft, and save what merge_and_unload() returns"
+        )
     return counted(json_object(file), str(file))
 
 

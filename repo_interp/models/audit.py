@@ -37,6 +37,7 @@ from repo_interp.errors import InputError, warn
 from repo_interp.models.checkpoints import known, load_model
 from repo_interp.models.reposition import decoder_of, require_weights
 from repo_interp.models.rotation import Source, attention_modules, identity, passed_queries, replica, source_of, turning_pairs
+from repo_interp.models.wrapped import owner_of
 from repo_interp.positions.layouts import LEARNED
 
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.bfloat16: 1e-2, torch.float16: 1e-2}
@@ -364,7 +365,7 @@ def verify(
 
 def _opened(model: Any, weights: bool) -> Any:
     if isinstance(model, nn.Module):
-        owner = getattr(model, "original_model", model)
+        owner = owner_of(model)
         if any(buffer.is_meta for buffer in owner.buffers()):  # those of rotation, which alone matter
             require_weights(owner)
         return owner

@@ -66,6 +66,7 @@ from repo_interp.models.reposition import (
     with_layout,
 )
 from repo_interp.models.text_part import text_model
+from repo_interp.models.wrapped import owner_of, unwrapped
 from repo_interp.positions.layouts import format_layout
 from repo_interp.records import modelled
 from repo_interp.values import shortened
@@ -177,14 +178,17 @@ def save(
     the end; other files there stay. Raises InputError for a model that was never repositioned, for a bridge in compatibility mode, whose
     weights are no longer the model's, and for a directory that cannot be replaced; OSError where the disk refuses.
     """
-    if getattr(model, "compatibility_mode", False):
+    if getattr(unwrapped(model), "compatibility_mode", False):
         raise InputError(
             "this bridge is in compatibility mode, which changes weights; save it before enable_compatibility_mode()"
         )
     tokenizer = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
     if tokenizer is not None and not hasattr(tokenizer, "save_pretrained"):
         raise InputError(f"wanted a tokenizer of transformers to save, got {shortened(repr(tokenizer))}")
-    decoder: Any = getattr(model, "original_model", model)
+    model = unwrapped(model)
+    decoder: Any = owner_of(model)
+    if any(name.endswith(".base_layer") for name, _ in decoder.named_modules()):
+        raise InputError("this model has an adapter of peft; give what merge_and_unload() of the PeftModel returns, to save it")
     if is_dispatched(decoder):
         raise InputError("weights of this model are offloaded; load it without a device map to save it")
     layout(decoder)  # refuses a model that was never repositioned

@@ -17,6 +17,7 @@ from repo_interp.checkpoint_files.stated import Checkpoint, digested
 from repo_interp.checkpoint_files.stored import weight_files
 from repo_interp.models.changes import changes, unchanged_weights
 from repo_interp.models.reposition import assigner_parameters, attentions, layout
+from repo_interp.models.wrapped import unwrapped
 from repo_interp.shipped import training_record
 
 TRAINED = "training.toml"
@@ -67,7 +68,7 @@ def mark(model: nn.Module, source: Origin) -> None:
 
 def loaded_from(model: nn.Module) -> Origin | None:
     """The origin that `mark` left on `model`; None for a model made in memory."""
-    return model.__dict__.get("repo_interp_origin")
+    return unwrapped(model).__dict__.get("repo_interp_origin")
 
 
 def length_trained(model: nn.Module) -> int:

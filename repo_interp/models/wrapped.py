@@ -1,0 +1,53 @@
+"""The model inside what PyTorch and peft put around one, where both compute the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from repo_interp.errors import InputError
+
+_BESIDE = ("XLORA", "POLY")
+"""Kinds of adapters whose modules alone do not compute what the whole does."""
+
+
+def unwrapped(model: Any) -> Any:
+    """Return the model or bridge inside `torch.compile` and a PeftModel.
+
+    Args:
+        model: Any object; what is no such wrapper is returned as it is.
+
+    Returns:
+        The module inside, whose adapter, if any, stays active.
+
+    Raises:
+        InputError: A PeftModel adds what its modules alone do not compute, such as learned prompts.
+    """
+    while isinstance(model, nn.Module):
+        parts = vars(model).get("_modules", {})
+        if "_orig_mod" in parts:
+            model = parts["_orig_mod"]
+        elif hasattr(type(model), "get_base_model"):
+            model = _with_adapter(model)
+        else:
+            break
+    return model
+
+
+def owner_of(model: Any) -> Any:
+    """The Hugging Face model inside a bridge, or inside what `unwrapped` opens."""
+    inside = unwrapped(model)
+    return getattr(inside, "original_model", inside)
+
+
+def _with_adapter(model: Any) -> nn.Module:
+    from peft.tuners.tuners_utils import BaseTuner
+
+    kind = str(getattr(model.active_peft_config, "peft_type", "")).rpartition(".")[2]
+    if not isinstance(model.base_model, BaseTuner) or kind in _BESIDE:
+        raise InputError(
+            f"this {type(model).__name__} has an adapter of the kind {kind}, which computes beside the modules of its model; "
+            "get_base_model() gives the model without it"
+        )
+    return model.get_base_model()
