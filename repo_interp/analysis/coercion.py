@@ -104,7 +104,11 @@ def _prompt(given: Any, tokenizer: Any, what: str) -> Prompt:
     if isinstance(given, str):
         return prompt_from_text(given, {}, tokenizer)
     if isinstance(given, Tensor | np.ndarray):
-        kind, given = str(given.dtype), given.tolist()
+        kind = str(given.dtype)
+        try:
+            given = given.tolist()
+        except RuntimeError:  # on "meta", sparse, quantised
+            raise InputError(f"{what} is a tensor of {kind} whose numbers cannot be read; {_WANTED}, on a device and dense") from None
         if not isinstance(given, list) or any(isinstance(token, list | float | bool) for token in given):
             raise InputError(f"{what} is an array of {kind}; {_WANTED}")
     if not isinstance(given, Sequence) or isinstance(given, bytes):

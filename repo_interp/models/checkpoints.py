@@ -62,6 +62,7 @@ from repo_interp.models.reposition import (
     assigner_parameters,
     layout,
     reposition,  # noqa: F401 - `ri.reposition` is found here
+    require_model,
     require_weights,
     with_layout,
 )
@@ -187,6 +188,7 @@ def save(
         raise InputError(f"wanted a tokenizer of transformers to save, got {shortened(repr(tokenizer))}")
     model = unwrapped(model)
     decoder: Any = owner_of(model)
+    require_model(model)
     if any(name.endswith(".base_layer") for name, _ in decoder.named_modules()):
         raise InputError("this model has an adapter of peft; give what merge_and_unload() of the PeftModel returns, to save it")
     if is_dispatched(decoder):

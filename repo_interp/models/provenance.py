@@ -68,7 +68,7 @@ def mark(model: nn.Module, source: Origin) -> None:
 
 def loaded_from(model: nn.Module) -> Origin | None:
     """The origin that `mark` left on `model`; None for a model made in memory."""
-    return unwrapped(model).__dict__.get("repo_interp_origin")
+    return getattr(unwrapped(model), "repo_interp_origin", None)
 
 
 def length_trained(model: nn.Module) -> int:

@@ -32,7 +32,7 @@ from repo_interp.models.own_attention import follow
 from repo_interp.models.rotation import Prober, Rotation, attention_modules, rotary_of
 from repo_interp.models.schemes import SchemeBuilder
 from repo_interp.models.tables import TABLE, positions_in, stock_table, table_of
-from repo_interp.models.wrapped import owner_of, unwrapped
+from repo_interp.models.wrapped import eager, owner_of, unwrapped
 from repo_interp.positions.assigners import MixedAssigner
 from repo_interp.positions.embedding import AbsoluteEmbedding
 from repo_interp.positions.layouts import NO_ATTENTION, format_layout, parse_layout
@@ -212,7 +212,7 @@ def at_rest(model: nn.Module) -> Iterator[None]:
     owner: Any = owner_of(model)
     require_weights(owner)
     training = [vars(module) for module in owner.modules() if module.training] if owner.training else []
-    with ExitStack() as exact:
+    with eager(), ExitStack() as exact:
         for device in filter(torch.is_autocast_enabled, ("cpu", "cuda", "mps")):
             exact.enter_context(torch.autocast(device, enabled=False))
         try:

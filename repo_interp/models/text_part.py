@@ -43,7 +43,9 @@ def text_model(checkpoint: Checkpoint, config: PretrainedConfig, dtype: torch.dt
         larger = AutoConfig.for_model(family, **PretrainedConfig._decode_special_floats(copy.deepcopy(raw)))
         larger.get_text_config().rope_parameters = getattr(config, "rope_parameters", None)
     whole: Any = loaded_by_transformers(checkpoint.directory, larger, dtype, **placement).eval()
-    tokens = torch.arange(_TOKENS, device=whole.device)[None] * 7919 % config.vocab_size
+    beside = {value for name, value in raw.items() if name.endswith(("token_id", "token_index"))}  # stands for an image
+    words = [number for number in range(min(config.vocab_size, 1000)) if number not in beside]
+    tokens = torch.tensor([words[:: -(-len(words) // _TOKENS)]], device=whole.device)
     with torch.no_grad(), refused(f"{source}: the larger model does not run on text alone"):
         wanted = whole(input_ids=tokens).logits
         text = _taken_out(whole)

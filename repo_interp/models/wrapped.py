@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 from repo_interp.errors import InputError
 
 _BESIDE = ("XLORA", "POLY")
 """Kinds of adapters whose modules alone do not compute what the whole does."""
+
+_LASTING: list[Any] = []
+"""The stance of torch.compile, then a mark for each context in which nothing compiled runs."""
+_CHANGING = threading.Lock()
 
 
 def unwrapped(model: Any) -> Any:
@@ -39,6 +48,25 @@ def owner_of(model: Any) -> Any:
     """The Hugging Face model inside a bridge, or inside what `unwrapped` opens."""
     inside = unwrapped(model)
     return getattr(inside, "original_model", inside)
+
+
+@contextmanager
+def eager() -> Iterator[None]:
+    """While it lasts, nothing that torch.compile made runs: compiled code does not see hooks that came later. Contexts end in any order."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with _CHANGING:
+        if not _LASTING:
+            _LASTING.append(torch.compiler.set_stance("force_eager"))
+        _LASTING.append(mark := object())
+    try:
+        yield
+    finally:
+        with _CHANGING:
+            _LASTING.remove(mark)
+            if len(_LASTING) == 1:
+                _LASTING.pop().__exit__(None, None, None)
 
 
 def _with_adapter(model: Any) -> nn.Module:

@@ -40,7 +40,8 @@ def figures_of_components(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]
         own = components.sel(layer=layers)
         band = bands(components, layers[0])
         curves = own["component_by_distance"].mean("layer").dropna("distance", how="all")
-        yield "components_by_distance", by_distance.component_curves(band.assign(component_by_distance=curves))
+        if curves.sizes["distance"] > 1:
+            yield "components_by_distance", by_distance.component_curves(band.assign(component_by_distance=curves))
         vaf = vaf_of_heads(own).median(("layer", "head")).expand_dims(weights=["trained"])
         yield "component_vaf", vaf_by_component(band.assign(vaf=vaf), "of all pairs' logits, median over heads")
         length = training_length(run)
