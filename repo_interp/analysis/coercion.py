@@ -108,7 +108,9 @@ def _prompt(given: Any, tokenizer: Any, what: str) -> Prompt:
         try:
             given = given.tolist()
         except RuntimeError:  # on "meta", sparse, quantised
-            raise InputError(f"{what} is a tensor of {kind} whose numbers cannot be read; {_WANTED}, on a device and dense") from None
+            raise InputError(
+                f"{what} is a tensor of {kind} whose numbers cannot be read; {_WANTED}, on a device and dense"
+            ) from None
         if not isinstance(given, list) or any(isinstance(token, list | float | bool) for token in given):
             raise InputError(f"{what} is an array of {kind}; {_WANTED}")
     if not isinstance(given, Sequence) or isinstance(given, bytes):

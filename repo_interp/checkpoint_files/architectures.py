@@ -52,7 +52,9 @@ REASONS = {
     "deepseek_v4": "attends to keys that stand for several tokens, which have no position of their own; deepseek_v32 is supported",
     "inkling2_text": "makes keys, values and queries of different states; inkling_text is supported",
     **dict.fromkeys(("aya_vision", "cohere2_vision"), "scales its logits otherwise than its text part does alone"),
-    **dict.fromkeys(("blip-2", "instructblip", "instructblipvideo"), "reads an image with every text, so its text part never runs alone"),
+    **dict.fromkeys(
+        ("blip-2", "instructblip", "instructblipvideo"), "reads an image with every text, so its text part never runs alone"
+    ),
     "emu3": "has a text part that transformers makes no causal language model of by itself; llama is supported",
     "mllama": "has layers of text that attend to images; llama4 is supported",
     "paligemma": "attends to later tokens of a prompt too; gemma3 is supported",

@@ -215,7 +215,11 @@ def outlined(raw: Mapping[str, Any], source: str) -> SimpleNamespace:
         kinds = (LAYER_TYPES[(layer + 1) % every > 0] for layer in range(known["num_hidden_layers"]))
         known["layer_types"] = list(kinds)
     if isinstance(bases, Mapping) and not by_type:  # Gemma 3: a base for each type of layers, and scaling for one
-        full = {"rope_theta": raw.get("rope_theta", bases["global"]), "rope_type": parameters.pop("type", "default"), **parameters}
+        full = {
+            "rope_theta": raw.get("rope_theta", bases["global"]),
+            "rope_type": parameters.pop("type", "default"),
+            **parameters,
+        }
         local = {"rope_theta": raw.get("rope_local_base_freq", bases["local"]), "rope_type": "default"}
         parameters, by_type = dict(zip(LAYER_TYPES, (full, local), strict=True)), True
     if "rope_parameters" in known and not by_type:

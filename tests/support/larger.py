@@ -19,7 +19,15 @@ FAMILIES = (
 )
 """Those whose weights stand under different names, or whose text parts differ."""
 _SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_heads": 4}
-_SIZES |= {"num_key_value_heads": 4, "head_dim": 8, "depth": 2, "embed_dim": 32, "image_size": 32, "patch_size": 8, "vocab_size": 64}
+_SIZES |= {
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "depth": 2,
+    "embed_dim": 32,
+    "image_size": 32,
+    "patch_size": 8,
+    "vocab_size": 64,
+}
 _SIZES |= {"mm_tokens_per_image": 4, "encoder_layers": 2, "encoder_ffn_dim": 48, "encoder_attention_heads": 4, "d_model": 32}
 _SIZES |= {"out_hidden_size": 64, "spatial_merge_size": 2, "num_position_embeddings": 16, "mm_hidden_size": 32}
 _SIZES |= {"projection_dim": 32, "output_hidden_size": 64, "num_channels": 3, "vision_output_dim": 32, "num_global_layers": 1}

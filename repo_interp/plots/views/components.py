@@ -35,12 +35,14 @@ BEYOND = 1.25
 def figures_of_components(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
     """Logit by distance; where layers rotate, components by distance and their VAF; turns where positions are learned."""
     components = group(run, "components")
-    yield "logit_by_distance", by_distance.logit_by_distance(logits_by_scheme(run))
+    several = components.sizes["distance"] > 1  # one: of prompts of one token
+    if several:
+        yield "logit_by_distance", by_distance.logit_by_distance(logits_by_scheme(run))
     if layers := rotating_layers(components):
         own = components.sel(layer=layers)
         band = bands(components, layers[0])
         curves = own["component_by_distance"].mean("layer").dropna("distance", how="all")
-        if curves.sizes["distance"] > 1:
+        if several:
             yield "components_by_distance", by_distance.component_curves(band.assign(component_by_distance=curves))
         vaf = vaf_of_heads(own).median(("layer", "head")).expand_dims(weights=["trained"])
         yield "component_vaf", vaf_by_component(band.assign(vaf=vaf), "of all pairs' logits, median over heads")

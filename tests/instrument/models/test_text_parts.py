@@ -88,7 +88,9 @@ def test_a_text_part_is_spread_over_devices_and_scaled(tmp_path):
 
 
 def test_a_part_that_computes_otherwise_is_refused(tmp_path):
-    whole = small_larger("llava", text_config={**small_larger("granite_speech").config.text_config.to_dict(), "logits_scaling": 3.0})
+    whole = small_larger(
+        "llava", text_config={**small_larger("granite_speech").config.text_config.to_dict(), "logits_scaling": 3.0}
+    )
     whole.save_pretrained(tmp_path)
     with pytest.raises(ri.InputError, match="text part of this llava alone, a granite, gives other logits than the larger model"):
         ri.load_model(tmp_path)
@@ -96,14 +98,14 @@ def test_a_part_that_computes_otherwise_is_refused(tmp_path):
 
 def test_a_larger_model_in_memory_is_refused_by_name():
     for ask in (lambda model: ri.analyze(model, [[3, 4, 5]]), lambda model: ri.reposition(model, "repo")):
-        with pytest.raises(ri.InputError, match="part of a larger model; ri.load opens its text part, type 'gemma3_text'"):
+        with pytest.raises(ri.InputError, match=r"part of a larger model; ri.load opens its text part, type 'gemma3_text'"):
             ask(small_larger("gemma3"))
 
 
 @pytest.mark.parametrize(
     "raw",
     [
-        {"model_type": "gemma3_text", "num_hidden_layers": 8, "sliding_window": 1024, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}},
+        {"model_type": "gemma3_text", "num_hidden_layers": 8, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}},
         {"model_type": "gemma3_text", "rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 3},
         {"model_type": "cohere2", "sliding_window_pattern": 4, "layer_types": None, "num_hidden_layers": 8},
     ],
