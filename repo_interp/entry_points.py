@@ -102,7 +102,7 @@ def find(group: str, name: str) -> Any:
         raise InputError(f"the {_kind(group)} {name!r} is given by {packages}; uninstall one of them")
     try:
         return points[0].load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = one_line(f"{type(error).__name__}: {error}", 200)
         raise InputError(
             f"{called(group, name)} ({points[0].value}) cannot be imported: {reason}; mend or uninstall it"

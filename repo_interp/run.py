@@ -104,7 +104,28 @@ def write_run(run: xr.DataTree, path: str | os.PathLike[str]) -> None:
         for node in storable.subtree
         if node.data_vars
     }
-    write_netcdf(storable, place, encoding)
+    try:
+        write_netcdf(storable, place, encoding)
+    except OSError:
+        raise
+    except Exception:
+        _require_attributes(storable)
+        raise
+
+
+def _require_attributes(run: xr.DataTree) -> None:
+    """Raise InputError for the first attribute that no file can hold."""
+    for node in run.subtree:
+        owners = {node.path: node.dataset, **{f"{node.path}/{name}": array for name, array in node.dataset.variables.items()}}
+        for place, owner in owners.items():
+            for name, value in owner.attrs.items():
+                try:
+                    xr.Dataset(attrs={name: value}).to_netcdf(engine=_ENGINE)
+                except Exception:  # of xarray, h5netcdf, h5py or numpy
+                    raise InputError(
+                        f"the attribute {name!r} of {place} is {one_line(repr(value), 80)}, which no netCDF file holds; wanted a text, "
+                        "a number, or a list of either"
+                    ) from None
 
 
 def write_netcdf(data: xr.Dataset | xr.DataTree, path: Path, encoding: Mapping[str, Any] | None = None) -> None:

@@ -15,8 +15,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from repo_interp.entry_points import CHECKPOINTS, find, names
-from repo_interp.errors import InputError
+from repo_interp.entry_points import CHECKPOINTS, called, find, names
+from repo_interp.errors import InputError, refused, warn
 
 DIRECTORY = Path(__file__).parent / "zoo"
 """The checkpoints of this package."""
@@ -27,7 +27,14 @@ _ADAPTER = "adapter_config.json"
 
 def shipped_directories() -> tuple[Path, ...]:
     """The directories that hold checkpoints by name, ours first."""
-    return (DIRECTORY, *(Path(find(CHECKPOINTS, name)) for name in names(CHECKPOINTS)))
+    found = [DIRECTORY]
+    for name in names(CHECKPOINTS):
+        try:
+            with refused(f"{called(CHECKPOINTS, name)} is no directory"):
+                found.append(Path(find(CHECKPOINTS, name)))
+        except InputError as error:
+            warn(f"checkpoints are left out: {error}")
+    return tuple(found)
 
 
 def training_record(directory: Path) -> dict[str, Any] | None:

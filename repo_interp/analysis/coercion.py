@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from repo_interp.errors import InputError
 from repo_interp.models.reposition import require_model
+from repo_interp.models.wrapped import owner_of
 from repo_interp.tasks import Prompt, prompt_from_text
 from repo_interp.tasks.prompt.text import EncodedText, encode
 from repo_interp.values import shortened
@@ -58,7 +59,7 @@ def tokens(prompts: Prompts, bridge: nn.Module) -> tuple[Int[Tensor, "prompt tok
     if not sequences:
         raise InputError("there are no prompts")
     require_model(bridge)
-    model: Any = getattr(bridge, "original_model", bridge)
+    model: Any = owner_of(bridge)
     vocabulary = int(model.config.vocab_size)
     for number, sequence in enumerate(sequences):
         if max(sequence) >= vocabulary:
@@ -103,7 +104,13 @@ def _prompt(given: Any, tokenizer: Any, what: str) -> Prompt:
     if isinstance(given, str):
         return prompt_from_text(given, {}, tokenizer)
     if isinstance(given, Tensor | np.ndarray):
-        kind, given = str(given.dtype), given.tolist()
+        kind = str(given.dtype)
+        try:
+            given = given.tolist()
+        except RuntimeError:  # on "meta", sparse, quantised
+            raise InputError(
+                f"{what} is a tensor of {kind} whose numbers cannot be read; {_WANTED}, on a device and dense"
+            ) from None
         if not isinstance(given, list) or any(isinstance(token, list | float | bool) for token in given):
             raise InputError(f"{what} is an array of {kind}; {_WANTED}")
     if not isinstance(given, Sequence) or isinstance(given, bytes):

@@ -62,8 +62,8 @@ def notes_on(bridge: nn.Module, prompts: Sequence[Prompt] = (), measures: Sequen
 def notes_kept(bridge: nn.Module, prompts: Sequence[Prompt] = (), measures: Sequence[Measure] = ()) -> tuple[str, ...]:
     """`notes_on`, and before them what was said when the checkpoint was loaded: what a run keeps as `notes`."""
     origin = loaded_from(bridge)
-    lacks = (f"config.json {origin.lacks}",) if origin is not None and origin.lacks else ()
-    return (*lacks, *notes_on(bridge, prompts, measures))
+    remarks = (f"config.json {origin.remarks}",) if origin is not None and origin.remarks else ()
+    return (*remarks, *notes_on(bridge, prompts, measures))
 
 
 def rounded_positions(bridge: nn.Module) -> str | None:

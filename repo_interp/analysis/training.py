@@ -29,7 +29,7 @@ from repo_interp.analysis.analyze import analyze
 from repo_interp.analysis.coercion import Prompts, as_prompts
 from repo_interp.analysis.request import default_measures, measures_named
 from repo_interp.errors import InputError, NotFinite, warn
-from repo_interp.files import path_of
+from repo_interp.files import path_of, require_directory
 from repo_interp.measures.statistics import Measure
 from repo_interp.models.attention import attached
 from repo_interp.models.bridge import model_of
@@ -70,7 +70,7 @@ class PositionsCallback(TrainerCallback):
         if not isinstance(prompts, Iterable) and not hasattr(prompts, "tokens"):
             raise InputError(f"prompts are a {type(prompts).__name__}; wanted a few, prompts=[...]")
         self.prompts = prompts if isinstance(prompts, str) or hasattr(prompts, "tokens") else list(cast(Any, prompts))
-        self.out = None if out is None else path_of(out, "a directory for the runs of a training")
+        self.out = None if out is None else _directory(out)
         self.measures = measures if measures is None else measures_named(measures)
         self._reporters: list[Any] | None = None
         self._last: int | None = None
@@ -141,9 +141,8 @@ def measure_step(
     weights that are spread over processes (FSDP, ZeRO-3), NotFinite where everything stopped.
     """
     step = checked(step, CountOrNone, "step")
+    require_model(model)
     inner = cast(Any, model_of(extract_model_from_parallel(model, keep_torch_compile=False)))
-    inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
-    require_model(inner)
     _require_whole(inner)
     weight = next(inner.parameters())
     devices = sorted({each.device.index or 0 for each in inner.parameters() if each.device.type == weight.device.type})
@@ -168,7 +167,7 @@ def measure_step(
     name = Path(getattr(inner.config, "name_or_path", "") or "").name
     run.attrs |= {"training_step": step, "checkpoint": f"{name}/step-{step}" if name else f"step-{step}"}
     if out is not None:
-        directory = path_of(out, "a directory for the runs of a training") / f"step-{step}"
+        directory = _directory(out) / f"step-{step}"
         directory.mkdir(parents=True, exist_ok=True)
         write_run(run, directory / "run.nc")
     return run
@@ -220,6 +219,12 @@ def as_before(model: nn.Module) -> Iterator[None]:
                 for name in [name for name in table if name not in content]:
                     del table[name]
                 table.update(content)
+
+
+def _directory(given: str | PathLike[str]) -> Path:
+    directory = path_of(given, "a directory for the runs of a training")
+    require_directory(directory)
+    return directory
 
 
 def _require_whole(model: nn.Module) -> None:

@@ -51,6 +51,13 @@ REASONS = {
     ),
     "deepseek_v4": "attends to keys that stand for several tokens, which have no position of their own; deepseek_v32 is supported",
     "inkling2_text": "makes keys, values and queries of different states; inkling_text is supported",
+    **dict.fromkeys(("aya_vision", "cohere2_vision"), "scales its logits otherwise than its text part does alone"),
+    **dict.fromkeys(
+        ("blip-2", "instructblip", "instructblipvideo"), "reads an image with every text, so its text part never runs alone"
+    ),
+    "emu3": "has a text part that transformers makes no causal language model of by itself; llama is supported",
+    "mllama": "has layers of text that attend to images; llama4 is supported",
+    "paligemma": "attends to later tokens of a prompt too; gemma3 is supported",
     "blt": "reads bytes in patches, by an encoder and a decoder of its own; wanted a decoder of tokens, such as llama",
     "diffllama": "subtracts two patterns of attention, so one pattern does not explain its output; llama is supported",
     **dict.fromkeys(
@@ -107,7 +114,7 @@ def require_family(config: Any) -> None:
     if part is not None:
         text = part.model_type
         opens = text in decoders() and refusal(text) is None
-        nearest = f"open its text decoder, type {text!r}" if opens else "wanted a decoder of text alone, such as llama"
+        nearest = f"ri.load opens its text part, type {text!r}" if opens else "wanted a decoder of text alone, such as llama"
         raise InputError(
             f"model_type {config.model_type!r} cannot be opened: its decoder is one part of a larger model; {nearest}"
         )

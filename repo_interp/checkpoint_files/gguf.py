@@ -104,7 +104,8 @@ def fitted(file: Path) -> tuple[Header, PreTrainedModel, dict[str, str]]:
 def _configuration(header: Header) -> PretrainedConfig:
     """The configuration of the decoder in a GGUF file. Raises InputError as `keys_of`, and for a rotation that transformers lacks."""
     raw = keys_of(header)
-    config = AutoConfig.for_model(raw.pop("model_type"), **raw)
+    with refused(f"{header.file} describes no decoder"):
+        config = AutoConfig.for_model(raw.pop("model_type"), **raw)
     if not _has_factors(header):
         return config
     factors = header.values(FACTORS)

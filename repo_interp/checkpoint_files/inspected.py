@@ -7,6 +7,7 @@ Whether the weights fit is known of a plain decoder alone (`is_plain`); how laye
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,8 @@ _PHI = {"self_attn.gate_map": "PD", "self_attn.content_map": "PD", "self_attn.fi
 """Weights of plain decoders, of their layers, and of f_phi, with axes: vocabulary V, width D, queries Q, keys K, feed-forward F,
 representation P, rows R.
 """
+
+_TEXT_PART = re.compile(r"(?:model\.)*(?:language_model|text_model|llm)\.(?:(?:model|backbone)\.)?(.+)")
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,14 @@ class Inspected:
         return {name: shape for name, shape in parts if name and name.partition(".")[0] in own}
 
 
+def _text_key(name: str) -> str:
+    """The name of a weight in the text part of a larger model; empty for weights of its other parts."""
+    if name.startswith("lm_head."):
+        return name
+    part = _TEXT_PART.match(name)
+    return "" if part is None else part[1] if part[1].startswith("lm_head.") else f"model.{part[1]}"
+
+
 def inspected(path: str) -> Inspected:
     """The checkpoint at `path`, as `stated.described` finds it, or a GGUF file. Raises InputError for what cannot be read."""
     file = Path(path)
@@ -132,4 +143,6 @@ def inspected(path: str) -> Inspected:
     if checkpoint.base is not None:
         directories.append(described_base(checkpoint.directory, checkpoint.base).directory)
     shapes = {weight.key: weight.shape for directory in directories for weight in stored_weights(directory)}
+    if checkpoint.larger is not None:
+        shapes = {key: shape for name, shape in shapes.items() if (key := _text_key(name))}
     return Inspected(checkpoint, shapes, PACKAGED[path].described if path in PACKAGED else "")

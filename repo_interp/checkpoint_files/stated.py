@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from repo_interp.checkpoint_files.architectures import LENGTHS, native_layout, refusal, require_family
+from repo_interp.checkpoint_files.architectures import LENGTHS, REASONS, native_layout, refusal, require_family
 from repo_interp.checkpoint_files.directories import directory_of
 from repo_interp.checkpoint_files.fetched import fetched_directory
 from repo_interp.checkpoint_files.fields import LAYER_TYPES, Base, Fields
@@ -39,6 +39,9 @@ _OF_OURS = ("pe_config", "position_layout", "base_model_type", "adapter")
 _OF_OTHERS = ("return_dict", "torchscript", "quantization_config")
 """Keys that say in what form a decoder gives its outputs to other programs, or how weights were stored that are plain numbers now."""
 
+_FULL_EVERY = {"gemma3_text": 6, "cohere2": 4}
+"""Families of which one layer in so many sees all tokens, where config.json names no types of layers."""
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -55,8 +58,10 @@ class Checkpoint:
     """Choices within schemes, as `reposition` takes them."""
     base: Base | None = None
     """The base of an adapter; None for a whole checkpoint."""
-    lacks: str = ""
-    """The numbers of `_defaults` that config.json leaves to transformers, in words; empty where it says them all."""
+    remarks: str = ""
+    """What a user must know of config.json, in words: the larger model it describes, what it leaves to transformers."""
+    larger: Mapping[str, Any] | None = None
+    """config.json of a larger model, such as one that sees images, whose text part is opened; None for a decoder alone."""
 
 
 Configure = Callable[[dict[str, Any], str], Any]
@@ -66,11 +71,12 @@ Configure = Callable[[dict[str, Any], str], Any]
 def described(path: str | os.PathLike[str], configure: Configure | None = None, **hub: Any) -> Checkpoint:
     """The checkpoint at `path`: a directory, the name of a checkpoint of the zoo, or a hub id (fetched with the options `hub`).
 
-    Raises InputError where none can be read. A name of the zoo is never looked for on the hub. Warns, with a Note, of the numbers of
-    `_defaults`, which config.json leaves to transformers.
+    Raises InputError where none can be read. A name of the zoo is never looked for on the hub. Warns, with a Note, of each of `remarks`.
     """
     directory = directory_of(path, hub)
-    raw, source = stated(directory), str(directory / "config.json")
+    whole, file = stated(directory), str(directory / "config.json")
+    raw = text_keys(whole, file)
+    source = file if raw is whole else f"{file}, text_config"
     plain = plain_keys(raw, source)  # first, because other keys of another family may mean something else
     base = modelled(raw, Fields, source).adapter
     config = (configure or outlined)(plain, source)
@@ -85,16 +91,43 @@ def described(path: str | os.PathLike[str], configure: Configure | None = None, 
         form, (schemes, options) = OURS, own_layout(raw, layers, source)
     else:
         form, schemes = HUGGING_FACE, native_layout(config)
-    lacks = ""
+    remarks, larger = [], None if raw is whole else whole
+    if larger is not None:
+        remarks.append(f"describes a {larger['model_type']}; only its text part is opened, a {config.model_type}")
     if defaults := _defaults(raw, config):
         taken = ", ".join(f"{name} ({number:,.15g} is taken)" for name, number in defaults.items())
-        lacks = f"lacks {taken}: transformers' default for {config.model_type}; add the key if the model was trained with another"
-        warn(f"{source} {lacks}")
+        remarks.append(
+            f"lacks {taken}: transformers' default for {config.model_type}; add the key if the model was trained with another"
+        )
+    for remark in remarks:
+        warn(f"{file} {remark}")
     if isinstance(quantised := raw.get("quantization_config"), Mapping):
         warn(
             f"{source} names a quantisation ({quantised.get('quant_method')}), which its weights do not have: they are read as they are"
         )
-    return Checkpoint(directory, form, config, schemes, options, base, lacks)
+    return Checkpoint(directory, form, config, schemes, options, base, "; it ".join(remarks), larger)
+
+
+def text_keys(raw: dict[str, Any], source: str) -> dict[str, Any]:
+    """Return the keys of the text part of a larger model, such as one that sees images.
+
+    Args:
+        raw: The content of config.json.
+        source: The name of that file, for errors.
+
+    Returns:
+        `text_config` where there is one, else `raw` itself.
+
+    Raises:
+        InputError: The text part is of no family that opens.
+    """
+    part, family = raw.get("text_config"), raw.get("model_type")
+    if not isinstance(part, dict) or family == OURS:
+        return raw
+    if reason := REASONS.get(str(family)) or refusal(part.get("model_type")):
+        because = f"it {reason}" if family in REASONS else f"of its text part, {reason}"
+        raise InputError(f"{source}: model_type {shown(family)} cannot be opened: {because}")
+    return part | {name: raw[name] for name in ("tie_word_embeddings",) if name in raw}
 
 
 def tokens_of(directory: Path) -> Path:
@@ -145,6 +178,10 @@ def require_base(adapter: Path, base: Base, directory: Path) -> None:
 def stated(directory: Path) -> dict[str, Any]:
     """What config.json in `directory` says, its number of layers as a number. Raises InputError when there is none."""
     file = directory / "config.json"
+    if not file.exists() and (directory / "adapter_config.json").is_file():
+        raise InputError(
+            f"{directory} is an adapter of peft, no whole checkpoint; load it with peft, and save what merge_and_unload() returns"
+        )
     return counted(json_object(file), str(file))
 
 
@@ -194,13 +231,28 @@ def outlined(raw: Mapping[str, Any], source: str) -> SimpleNamespace:
     modelled(common_keys(raw, raw), Fields, source)
     known = common_keys(class_defaults(raw["model_type"]), raw) | common_keys(raw, raw)
     parameters = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-    theta = raw.get("rope_theta", known.get("default_theta", 10000.0))
-    by_type = any(isinstance(value, Mapping) for value in parameters.values()) or isinstance(theta, Mapping)
+    bases = known.get("default_theta", 10000.0)
+    theta = raw.get("rope_theta", bases)
+    by_type = any(isinstance(value, Mapping) for value in parameters.values())
+    if known.get("layer_types") is None and raw["model_type"] in _FULL_EVERY:
+        every = raw.get("sliding_window_pattern", _FULL_EVERY[raw["model_type"]])
+        kinds = (LAYER_TYPES[(layer + 1) % every > 0] for layer in range(known["num_hidden_layers"]))
+        known["layer_types"] = list(kinds)
+    if isinstance(bases, Mapping) and not by_type:  # Gemma 3: a base for each type of layers, and scaling for one
+        full = {
+            "rope_theta": raw.get("rope_theta", bases["global"]),
+            "rope_type": parameters.pop("type", "default"),
+            **parameters,
+        }
+        local = {"rope_theta": raw.get("rope_local_base_freq", bases["local"]), "rope_type": "default"}
+        parameters, by_type = dict(zip(LAYER_TYPES, (full, local), strict=True)), True
     if "rope_parameters" in known and not by_type:
         parameters = {"rope_theta": theta, **parameters}
         parameters.setdefault("rope_type", parameters.pop("type", "default"))
     known["rope_parameters"] = parameters
     config = SimpleNamespace(**known)
+    if config.num_hidden_layers is None:  # Nemotron-H counts its layers by their names
+        config.num_hidden_layers = len(raw.get("layers_block_type") or ())
     if getattr(config, "num_key_value_heads", None) is None:
         config.num_key_value_heads = config.num_attention_heads
     with refused(f"{source} describes no decoder"):

@@ -26,6 +26,9 @@ from repo_interp.values import shortened
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 """Of a number, by the types of weights that are read."""
 _WRAPPERS = ("_orig_mod.", "module.")
+
+_INTEGERS = (".num_batches_tracked", ".summary_idxs")
+"""Ends of the names of integers (I64) of encoders of images and sound, which are no weights."""
 ADAPTER = "adapter_model.safetensors"
 """The file of an adapter, which replaces whole weights (see `models.adapters`)."""
 
@@ -92,6 +95,9 @@ def stored_weights(directory: Path) -> Iterator[StoredWeight]:
                         )
                     part = weights.get_slice(key)
                     shape, stored = tuple(part.get_shape()), part.get_dtype()
+                    if key.endswith(_INTEGERS):
+                        offset += 8 * math.prod(shape)
+                        continue
                     if stored not in BYTES:
                         raise InputError(
                             f"{file}: {key} is stored as {stored}; wanted floating point, one of {', '.join(BYTES)}: "

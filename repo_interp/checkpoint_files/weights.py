@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.utils import logging
 
@@ -98,15 +98,16 @@ def is_converted(model: PreTrainedModel, directory: Path) -> bool:
 
 
 def loaded_by_transformers(directory: Path, config: PretrainedConfig, dtype: torch.dtype, **placement: Any) -> PreTrainedModel:
-    """The stock model of a checkpoint in `directory`; `placement`: `device_map` and `max_memory`.
+    """The stock model of a checkpoint in `directory`, a larger one whole; `placement`: `device_map` and `max_memory`.
 
     Raises InputError where its weights do not fit.
     """
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
+    kind = AutoModelForMultimodalLM if "text_config" in config.sub_configs else AutoModelForCausalLM
     try:
         with refused(f"{directory}: the weights do not load"):  # by transformers, safetensors or accelerate
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = kind.from_pretrained(
                 directory,
                 config=config,
                 dtype=dtype,

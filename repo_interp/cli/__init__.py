@@ -19,7 +19,7 @@ from functools import cache, partial
 from typing import Any, NoReturn
 
 from repo_interp import __version__, processes
-from repo_interp.entry_points import COMMANDS, failure_of, find, names
+from repo_interp.entry_points import COMMANDS, OWN, called, failure_of, find, names
 from repo_interp.errors import InputError, Note, one_line, shown_as
 from repo_interp.failures import is_out_of_memory
 
@@ -186,11 +186,23 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"repo-interp {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    installed = names(COMMANDS)
+    installed, wanted = names(COMMANDS), given[0].replace(" ", "-") if given else ""
     for name in installed:
-        module, words = _module(name), name.replace("-", " ")
-        module.add_arguments(commands.add_parser(words, help=module.SUMMARY, description=module.SUMMARY))
-    wanted = given[0].replace(" ", "-") if given else ""
+        try:
+            module = _module(name)
+            if name not in OWN[COMMANDS]:
+                module.add_arguments(_Parser())  # one that fails half way must leave nothing
+            summary = module.SUMMARY.replace("%", "%%")
+        except (Exception, SystemExit) as error:
+            if name in OWN[COMMANDS]:
+                raise
+            reason = f"{called(COMMANDS, name)} fails: {one_line(f'{type(error).__name__}: {error}')}; mend or uninstall it"
+            reason = str(error) if isinstance(error, InputError) else reason
+            if name == wanted:
+                raise _WrongUsage("repo-interp", reason) from None
+            _said("repo-interp", reason, 0)
+            continue
+        module.add_arguments(commands.add_parser(name.replace("-", " "), help=summary, description=module.SUMMARY))
     if wanted in LABORATORY and wanted not in installed:
         raise _WrongUsage(
             "repo-interp", f"{given[0]} comes with the package position-papers; install it: pip install ./papers in a checkout"

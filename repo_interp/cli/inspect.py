@@ -36,7 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
 
         require_fitting_headers(found.checkpoint)
     checkpoint, config, console = found.checkpoint, found.checkpoint.config, Console()
-    console.print(bold(arguments.checkpoint, f"  {checkpoint.format} format, {config.model_type}"), highlight=False)
+    part = f", the text part of a {checkpoint.larger['model_type']}" if checkpoint.larger else ""
+    console.print(bold(arguments.checkpoint, f"  {checkpoint.format} format, {config.model_type}{part}"), highlight=False)
     if found.note:
         console.print(found.note, highlight=False)
     console.print(

@@ -10,16 +10,18 @@ head is made first. A layer without positions keeps the corrupted prompt's metri
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformer_lens.patching import generic_activation_patch
 
-from repo_interp.errors import InputError
-from repo_interp.interventions.positions import HOOK
+from repo_interp.errors import InputError, one_line
+from repo_interp.interventions.positions import HOOK, token_ids
 from repo_interp.interventions.replacing import heads_with_positions
 from repo_interp.models.bridge import RepositionedBridge
 from repo_interp.models.lasting import lasting, put
@@ -59,6 +61,7 @@ def _patched(
 ) -> Any:
     if not isinstance(model, RepositionedBridge):
         raise InputError("patching was asked of a model that is no bridge of ours; give what ri.load or ri.bridge returns")
+    tokens = token_ids(model, tokens[None] if isinstance(tokens, Tensor) and tokens.ndim == 1 else tokens)
     heads = int(model.cfg.n_heads)
     clean = {
         _SHORT.format(layer): cache[HOOK.format(layer)] for layer in range(model.cfg.n_layers) if HOOK.format(layer) in cache
@@ -87,6 +90,17 @@ def _patched(
         patched[:, head, token] = expand_heads(from_clean, heads)[:, head, token]
         return patched
 
+    def judged(given: Any, logits: Tensor) -> Any:
+        value = given(logits)
+        several = options.get("reduce", "scalar") == "scalar" and math.prod(getattr(value, "shape", ())) != 1
+        if several or not hasattr(value, "__float__"):
+            raise InputError(f"the metric of patching gives {one_line(repr(value), 80)}; wanted one number of the logits")
+        return value
+
+    if isinstance(metric, Mapping):
+        metric = {name: partial(judged, each) for name, each in metric.items()}
+    elif callable(metric):
+        metric = partial(judged, metric)
     with _named_shortly(model):
         return generic_activation_patch(model, tokens, clean, metric, set_rows, "positions", index_axis_names=axes, **options)  # pyright: ignore
 

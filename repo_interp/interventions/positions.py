@@ -252,17 +252,7 @@ def positions_of(
 
     Raises InputError for what is no table of the model's tokens, a row per prompt.
     """
-    vocabulary = int(next(attentions(model)).config.vocab_size)
-    try:
-        given = torch.as_tensor(tokens, device=next(model.parameters()).device)
-    except (TypeError, ValueError, RuntimeError):
-        given = torch.empty(0)
-    whole = given.dtype in (torch.int32, torch.int64) and given.ndim == 2 and given.numel() > 0
-    if not whole or int(given.min()) < 0 or int(given.max()) >= vocabulary:
-        raise InputError(
-            f"tokens are a table [prompt, token] of numbers from 0 to {vocabulary - 1}, as ri.tokens gives it; "
-            f"got {one_line(repr(tokens), 160)}"
-        )
+    given = token_ids(model, tokens)
     recorded: dict[int, Tensor] = {}
 
     def record(attention: RepositionedAttention, positions: Tensor) -> None:
@@ -271,6 +261,23 @@ def positions_of(
     with called_at(model, "positions", record):
         decode(model, given, torch.ones_like(given, dtype=torch.bool))
     return recorded
+
+
+def token_ids(model: nn.Module, tokens: Any) -> Int[Tensor, "prompt token"]:
+    """`tokens` on the device of `model`. Raises InputError for what is no table of the model's tokens, a row per prompt."""
+    vocabulary = int(next(attentions(model)).config.vocab_size)
+    try:
+        given = torch.as_tensor(tokens, device=next(model.parameters()).device)
+        whole = given.dtype in (torch.int32, torch.int64) and given.ndim == 2 and given.numel() > 0
+        known = whole and int(given.min()) >= 0 and int(given.max()) < vocabulary
+    except (TypeError, ValueError, RuntimeError):
+        given, known = torch.empty(0), False
+    if not known:
+        raise InputError(
+            f"tokens are a table [prompt, token] of numbers from 0 to {vocabulary - 1}, as ri.tokens gives it; "
+            f"got {one_line(repr(tokens), 160)}"
+        )
+    return given
 
 
 def to_index(positions: Tensor, here: Here) -> Tensor:

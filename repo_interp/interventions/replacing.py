@@ -170,6 +170,8 @@ def finite_positions(given: Any, positions: Tensor, what: str) -> Tensor:
     """
     try:
         new = torch.as_tensor(given, device=positions.device)
+        if new.layout != torch.strided or new.is_quantized:
+            raise TypeError("they are sparse, nested or quantised")
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{what} are no numbers: {one_line(error)}") from None
     if new.is_complex() or new.dtype == torch.bool:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,9 @@ _CACHES = ("past_key_values", "layer_past")
 """What attention modules call the cache."""
 CHANGED = "_repo_interp_changed"
 """Where a layer keeps, by attribute, the value as built and the changes that last (`lasting.put`)."""
+
+_THREAD = "_thread"
+"""Where a layer keeps which thread runs a pass in it."""
 _ATTACHED = "repositioned"
 """The attribute of a stock attention module that holds its `RepositionedAttention`."""
 
@@ -171,6 +175,8 @@ class RepositionedAttention:
 
     def _before(self, module: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Assign positions, and let the module compute without rotation."""
+        if not torch.compiler.is_compiling():
+            self._require_one_thread()
         given = dict(zip(self._parameters, arguments, strict=False)) | keywords
         hidden_states: Tensor = given["hidden_states"]
         past = next((name for name in _CACHES if given.get(name) is not None), None)
@@ -194,11 +200,23 @@ class RepositionedAttention:
             given[past] = CacheOfPositions(cache, self)
         return (), given
 
+    def _require_one_thread(self) -> None:
+        """Raise InputError where a pass of another thread, which has not ended, is in this layer."""
+        here = threading.get_ident()
+        holder = vars(self).setdefault(_THREAD, here)
+        if holder != here and any(thread.ident == holder for thread in threading.enumerate()):
+            raise InputError("another thread runs a pass of this model; run one at a time, or give each thread a copy")
+        vars(self)[_THREAD] = here
+
     def _with_tables(self, part: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         names = list(inspect.signature(part.forward).parameters)
         return (), dict(zip(names, arguments, strict=False)) | keywords | {TABLES: self.running.tables}
 
     def _after(self, module: nn.Module, arguments: tuple, output: Any) -> None:
+        if not torch.compiler.is_compiling():
+            if vars(self).get(_THREAD, here := threading.get_ident()) != here:
+                return  # refused: the pass of another thread goes on
+            vars(self).pop(_THREAD, None)
         now, self.now = self.now, None
         if now is not None and output is not None and not now.attended:
             raise InputError(

@@ -37,6 +37,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from repo_interp.checkpoint_files.architectures import native_layout, training_length
 from repo_interp.errors import InputError, warn
+from repo_interp.files import path_of
 from repo_interp.models.checkpoints import known, load_model
 from repo_interp.models.reposition import decoder_of, require_weights
 from repo_interp.models.rotation import (
@@ -48,6 +49,7 @@ from repo_interp.models.rotation import (
     source_of,
     turning_pairs,
 )
+from repo_interp.models.wrapped import owner_of
 from repo_interp.positions.layouts import LEARNED
 from repo_interp.positions.rotary import expand_heads
 
@@ -406,11 +408,11 @@ def verify(
 
 def _opened(model: Any, weights: bool) -> Any:
     if isinstance(model, nn.Module):
-        owner = getattr(model, "original_model", model)
+        owner = owner_of(model)
         if any(buffer.is_meta for buffer in owner.buffers()):  # those of rotation, which alone matter
             require_weights(owner)
         return owner
-    checkpoint = known(model)
+    checkpoint = known(path_of(model, "a checkpoint or a model"))
     config = checkpoint.config
     others = sorted(
         {ours for ours, own in zip(checkpoint.layout, native_layout(config), strict=True) if ours not in (own, *LEARNED)}

@@ -32,6 +32,7 @@ from repo_interp.models.attention import attached
 from repo_interp.models.changes import unchanged_computation
 from repo_interp.models.layer_pass import HookSites
 from repo_interp.models.reposition import attentions, blocks
+from repo_interp.models.wrapped import owner_of, unwrapped
 
 _BOS = "repo_interp_bos"
 
@@ -171,6 +172,7 @@ def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = N
 
     Raises InputError when the model was not repositioned.
     """
+    model = unwrapped(model)
     list(attentions(model))  # refuses a model that was never repositioned
     implementation = model.config._attn_implementation
 
@@ -204,11 +206,12 @@ def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = N
 
 def model_of(bridge: Any) -> Any:
     """The Hugging Face model inside a bridge, whose attention calls the bridge's hooks; a model itself."""
-    return bridge.original_model if isinstance(bridge, TransformerBridge) else bridge
+    return owner_of(bridge)
 
 
 def tokenizer_of(bridge: Any) -> Any:
     """The tokenizer of a bridge; None where it has none, and for a model."""
+    bridge = unwrapped(bridge)
     return bridge.tokenizer if isinstance(bridge, TransformerBridge) else None
 
 

@@ -23,6 +23,7 @@ from repo_interp.models.feed_forward import in_blocks
 from repo_interp.models.layer_pass import LogitsOfRows
 from repo_interp.models.padding import padding_known
 from repo_interp.models.reposition import at_rest, attentions, blocks, decoder_of, length_matters
+from repo_interp.models.wrapped import owner_of
 from repo_interp.positions.contextual import ContextualPositions
 from repo_interp.positions.logits import exact
 
@@ -97,7 +98,7 @@ def _decoded(model: nn.Module, tokens: Tensor, valid: Tensor, last_layer: int | 
 
 def next_token_logits(model: nn.Module, hidden: Float[Tensor, "row width"]) -> Float[Tensor, "row token_id"]:
     """Logits of the next token, float32, from last hidden states that `decode` gave."""
-    owner: Any = getattr(model, "original_model", model)  # of a bridge
+    owner: Any = owner_of(model)
     # The head's own forward does what a family does with logits: soft caps, scales, biases. No hook on the decoder is called.
     prefix = owner.base_model_prefix
     name = prefix if prefix in owner._modules else "model"  # Llama 4's prefix names another model

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from repo_interp.models.reposition import attentions
+from repo_interp.models.wrapped import owner_of
 
 _WEIGHTS, _HOOKS, _ROTATIONS = "repo_interp_weights", "repo_interp_first_hook", "repo_interp_rotations"
 _RECORDING = ("transformers.", "transformer_lens.model_bridge.")
@@ -94,7 +95,7 @@ def _checksum(values: Tensor) -> int:
 
 
 def _original(model: Any) -> nn.Module:
-    return getattr(model, "original_model", model)
+    return owner_of(model)
 
 
 def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -74,9 +74,12 @@ from repo_interp.models.reposition import (
     assigner_parameters,
     layout,
     reposition,  # noqa: F401 - `ri.reposition` is found here
+    require_model,
     require_weights,
     with_layout,
 )
+from repo_interp.models.text_part import text_model
+from repo_interp.models.wrapped import owner_of, unwrapped
 from repo_interp.positions.layouts import format_layout
 from repo_interp.records import modelled
 from repo_interp.values import shortened
@@ -120,9 +123,11 @@ def load_model(
     config = checkpoint.config
     if rope_scaling is not None:
         config = scaled_configuration(config, rope_scaling)
+    placement = {"device_map": place if device_map is None else device_map, "max_memory": most_memory}
+    if checkpoint.larger is not None:
+        return with_layout(text_model(checkpoint, config, precision, **placement), None).eval()
     model, stored = _skeleton(checkpoint, config)
     if stored is None:
-        placement = {"device_map": place if device_map is None else device_map, "max_memory": most_memory}
         return with_layout(loaded_by_transformers(checkpoint.directory, config, precision, **placement), None).eval()
     places: dict[str, Any] = dict.fromkeys(stored, place)
     if device_map is not None:
@@ -186,14 +191,18 @@ def save(
     the end; other files there stay. Raises InputError for a model that was never repositioned, for a bridge in compatibility mode, whose
     weights are no longer the model's, and for a directory that cannot be replaced; OSError where the disk refuses.
     """
-    if getattr(model, "compatibility_mode", False):
+    if getattr(unwrapped(model), "compatibility_mode", False):
         raise InputError(
             "this bridge is in compatibility mode, which changes weights; save it before enable_compatibility_mode()"
         )
     tokenizer = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
     if tokenizer is not None and not hasattr(tokenizer, "save_pretrained"):
         raise InputError(f"wanted a tokenizer of transformers to save, got {shortened(repr(tokenizer))}")
-    decoder: Any = getattr(model, "original_model", model)
+    model = unwrapped(model)
+    decoder: Any = owner_of(model)
+    require_model(model)
+    if any(name.endswith(".base_layer") for name, _ in decoder.named_modules()):
+        raise InputError("this model has an adapter of peft; give what merge_and_unload() of the PeftModel returns, to save it")
     if is_dispatched(decoder):
         raise InputError("weights of this model are offloaded; load it without a device map to save it")
     layout(decoder)  # refuses a model that was never repositioned

@@ -11,25 +11,34 @@ good. Knows nothing about what is changed.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import nn
 
+from repo_interp.errors import InputError
 from repo_interp.models.attention import CHANGED
 from repo_interp.models.reposition import attentions
+from repo_interp.models.wrapped import eager
 
 _ABSENT = object()
+_ENTERING = threading.Lock()
 
 
 @contextmanager
 def lasting(model: nn.Module) -> Iterator[ExitStack]:
     """What is to be called when the context ends, on every layer of `model`, a repositioned model or bridge."""
     with ExitStack() as undo:
-        for attention in attentions(model):
-            attention.interventions.append(undo)
-            undo.callback(attention.interventions.remove, undo)
+        undo.enter_context(eager())
+        vars(undo)["thread"] = here = threading.get_ident()
+        with _ENTERING:
+            for attention in attentions(model):
+                if any(getattr(other, "thread", here) != here for other in attention.interventions):
+                    raise InputError("an intervention of another thread lasts in this model; use one thread, or a copy for each")
+                attention.interventions.append(undo)
+                undo.callback(attention.interventions.remove, undo)
         yield undo
 
 

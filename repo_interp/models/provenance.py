@@ -17,6 +17,7 @@ from repo_interp.checkpoint_files.stated import Checkpoint, digested
 from repo_interp.checkpoint_files.stored import digest_of, weight_files
 from repo_interp.models.changes import changes, unchanged_weights
 from repo_interp.models.reposition import assigner_parameters, attentions, layout
+from repo_interp.models.wrapped import unwrapped
 from repo_interp.shipped import training_record
 
 TRAINED = "training.toml"
@@ -39,8 +40,8 @@ class Origin:
     """Where its files are on this machine."""
     scaling: str = ""
     """How its rotation was scaled when it was loaded, otherwise than its configuration says; empty where it was not."""
-    lacks: str = ""
-    """The numbers that its config.json leaves to transformers, in words; empty where it says them all."""
+    remarks: str = ""
+    """What its config.json leaves open or describes beside the decoder, as `Checkpoint` has it."""
 
 
 def origin(checkpoint: Checkpoint, asked_for: str | os.PathLike[str], rope_scaling: Mapping[str, Any] | None = None) -> Origin:
@@ -56,7 +57,7 @@ def origin(checkpoint: Checkpoint, asked_for: str | os.PathLike[str], rope_scali
         " ".join(str(rope_scaling[key]) for key in ("rope_type", "type", "factor") if key in rope_scaling) if rope_scaling else ""
     )
     digest, trained = checkpoint_digest(checkpoint.directory), training_length(checkpoint.config)
-    return Origin(name, digest, trained, checkpoint.directory, scaling, checkpoint.lacks)
+    return Origin(name, digest, trained, checkpoint.directory, scaling, checkpoint.remarks)
 
 
 def mark(model: nn.Module, source: Origin) -> None:
@@ -67,7 +68,7 @@ def mark(model: nn.Module, source: Origin) -> None:
 
 def loaded_from(model: nn.Module) -> Origin | None:
     """The origin that `mark` left on `model`; None for a model made in memory."""
-    return model.__dict__.get("repo_interp_origin")
+    return getattr(unwrapped(model), "repo_interp_origin", None)
 
 
 def length_trained(model: nn.Module) -> int:

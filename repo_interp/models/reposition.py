@@ -32,6 +32,7 @@ from repo_interp.models.own_attention import follow
 from repo_interp.models.rotation import OF_TABLES, Prober, Rotation, attention_modules, depends_on_length, forget_length, rotaries
 from repo_interp.models.schemes import SchemeBuilder
 from repo_interp.models.tables import TABLE, positions_in, stock_table, table_of
+from repo_interp.models.wrapped import eager, owner_of, unwrapped
 from repo_interp.positions.assigners import MixedAssigner
 from repo_interp.positions.embedding import AbsoluteEmbedding
 from repo_interp.positions.layouts import NO_ATTENTION, format_layout, parse_layout
@@ -45,13 +46,14 @@ _KEPT = "_repo_interp_modules"
 
 
 def reposition(model: PreTrainedModel, layout: str, **options: str | float) -> PreTrainedModel:
-    """Give `model` the position schemes of `layout` (see `positions.layouts`), in place, and return it.
+    """Give `model` the position schemes of `layout` (see `positions.layouts`), in place, and return it, or the one `unwrapped` from it.
 
     `options` are choices within schemes (see `models.options.SchemeOptions`), above all `assignment`: what has a row of learned
     positions of its own, "kv_head", "head" or "layer". A model that was repositioned before starts the new schemes afresh. The model
     trains, generates, and keeps its weights' names; `added_parameters` counts what the schemes added. Raises InputError for decoders,
     layouts and options that do not fit, options without effect in the layout among them.
     """
+    model = unwrapped(model)
     require_model(model)
     require_family(model.config)
     require_useful(_schemes(model, layout), scheme_options(options))
@@ -63,6 +65,7 @@ def observable(model: nn.Module) -> nn.Module:
 
     So nothing of the model changes. Raises InputError for a family that cannot be observed, and for what is no model.
     """
+    model = unwrapped(model)
     if not isinstance(model, PreTrainedModel) or any(attached(module) is not None for module in model.modules()):
         return model
     require_weights(model)
@@ -75,6 +78,8 @@ def with_layout(model: PreTrainedModel, layout: str | None, **options: str | flo
 
     Unlike `reposition` it accepts options without effect in the layout: a stored configuration states every option.
     """
+    if getattr(model.config, "text_config", None) is not None:
+        require_family(model.config)
     schemes = () if layout is None else _schemes(model, layout)
     rotations = _rotations(model)  # first, because it refuses decoders
     builder = SchemeBuilder(model.config, scheme_options(options))
@@ -172,7 +177,7 @@ def initialise(scheme: nn.Module, deviation: float) -> None:
 def attentions(model: nn.Module) -> Iterator[RepositionedAttention]:
     """The attention modules of a repositioned model - or of the bridge around it - from the first layer to the last."""
     require_model(model)
-    owner = getattr(model, "original_model", model)
+    owner = owner_of(model)
     found = [attached(module) for module in _kept(owner, "attentions", _attending)]
     modules = {attention.layer_idx: attention for attention in found if attention is not None}
     if not modules:
@@ -209,7 +214,7 @@ def require_model(model: object) -> None:
     """Raise InputError where `model` is no model of Hugging Face, and no bridge around one."""
     if not isinstance(model, nn.Module):
         raise InputError(f"a model or a bridge was wanted, as ri.load returns it; got {one_line(repr(model), 80)}")
-    if not hasattr(getattr(model, "original_model", model), "config"):  # DataParallel, say
+    if not hasattr(owner_of(model), "config"):  # DataParallel, say
         raise InputError(
             f"a model or a bridge was wanted, as ri.load returns it; got a {type(model).__name__}: give the model inside, if it has one"
         )
@@ -222,10 +227,10 @@ def at_rest(model: nn.Module) -> Iterator[None]:
 
     Raises InputError for a model whose weights are on "meta", unless Accelerate fetches them from a disk.
     """
-    owner: Any = getattr(model, "original_model", model)
+    owner: Any = owner_of(model)
     require_weights(owner)
     training = [vars(module) for module in owner.modules() if module.training] if owner.training else []
-    with ExitStack() as exact:
+    with eager(), ExitStack() as exact:
         for device in filter(torch.is_autocast_enabled, ("cpu", "cuda", "mps")):
             exact.enter_context(torch.autocast(device, enabled=False))
         try:
@@ -326,7 +331,7 @@ def mix_with_index(model: nn.Module, share: float) -> None:
 
 def decoder_of(model: Any) -> Any:
     """The decoder without its unembedding, of a model or of the bridge around it."""
-    owner = getattr(model, "original_model", model)
+    owner = owner_of(model)
     return owner.base_model if owner.base_model is not owner else owner.model  # Llama 4's prefix names another model
 
 

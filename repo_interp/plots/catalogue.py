@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 import xarray as xr
 from matplotlib.figure import Figure
 
-from repo_interp.entry_points import VIEWS, called, find, given_by, names
+from repo_interp.entry_points import OWN, VIEWS, called, find, given_by, names
 from repo_interp.errors import InputError
 from repo_interp.failures import until_failure
 from repo_interp.files import path_of, require_directory
@@ -32,6 +32,8 @@ from repo_interp.plots.marks.table import Table, cells
 from repo_interp.plots.style import FORMATS, save_figure
 from repo_interp.plots.view import Figures, View
 
+_TEXTS = ("token_text", "next_text", "name", "prompts_digest")
+"""Variables of our groups that hold text."""
 MOST_ROWS = 50
 """Heads in the table of a group without a view."""
 MOST_MAPS = 8
@@ -61,11 +63,21 @@ def view_of(group: str) -> View | None:
 def views_of(run: xr.DataTree) -> list[View]:
     """The views of the groups of `run`, in the order of the page. Raises InputError as `view_of`, except for several runs."""
     known = names(VIEWS)
+    for group in set(run.children) & set(OWN[VIEWS]):
+        _require_numbers(run[group].to_dataset(), group)
     if has_runs(run):
         return [beside(group, view_of) for group in sorted(run.children, key=[*known, *run.children].index)]
     views = (view_of(name) for name in known if name in run.children)
     further = (_of_heads(name) for name in run.children if name not in known and _head_maps(run, name))
     return [*(view for view in views if view is not None), *further]
+
+
+def _require_numbers(group: xr.Dataset, name: str) -> None:
+    """Raise InputError where text stands in the place of numbers in a group of ours."""
+    numbers = {*map(str, group.data_vars), "layer", "head", "prompt", "token"} - {*_TEXTS}
+    for variable, array in group.variables.items():
+        if variable in numbers and array.dtype.kind not in "fiub":
+            raise InputError(f"{name}/{variable} of the run holds text; wanted numbers, as repo-interp analyze writes them")
 
 
 def _of_heads(group: str) -> View:

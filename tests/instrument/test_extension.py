@@ -186,6 +186,33 @@ def test_a_broken_package_is_one_line_that_names_it(broken, ask, message):
     assert "\n" not in str(refusal.value)
 
 
+COMMAND = {"absent": "", "syntax": "def (", "exits": "import sys; sys.exit(3)", "no parts": "SUMMARY = 3"}
+COMMAND["fails half way"] = "SUMMARY = '100 %'\ndef add_arguments(parser):\n    parser.add_argument('--x')\n    1 / 0\n"
+
+
+@pytest.mark.parametrize("code", COMMAND)
+def test_a_broken_command_stops_no_other(code, tmp_path, monkeypatch, capsys):
+    """Found: a traceback of every command, of --help too."""
+    module = "broken_command.nowhere" if code == "absent" else "broken_command"
+    project = '[project]\nname = "broken-extras"\nversion = "1.0"\n[project.entry-points."repo_interp.commands"]\n'
+    directory = '[project.entry-points."repo_interp.checkpoints"]\nlost = "broken_command:lost"\n'
+    install(tmp_path, {"pyproject.toml": f'{project}broken = "{module}"\n{directory}', "broken_command.py": COMMAND[code]})
+    monkeypatch.syspath_prepend(tmp_path)
+    line = "repo-interp: the command 'broken' of the package broken-extras"
+    for command in (["--help"], ["fetch", "--help"]):
+        with pytest.raises(SystemExit) as end:
+            main(command)
+        said = capsys.readouterr()
+        assert end.value.code == 0 and said.out.startswith("usage:") and "broken" not in said.out
+        assert said.err.startswith(line) and said.err.endswith("; mend or uninstall it\n") and said.err.count("\n") == 1
+    assert main(["inspect", "reversal/nope"]) == 0
+    named, lost = capsys.readouterr().err.splitlines()
+    assert named.startswith(line) and lost.startswith("repo-interp inspect: checkpoints are left out: the checkpoint 'lost' of")
+    assert main(["broken"]) == 2
+    assert capsys.readouterr().err.startswith(line)
+    sys.modules.pop("broken_command", None)
+
+
 FAILING = """
 from dataclasses import dataclass
 import sys

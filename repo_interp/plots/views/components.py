@@ -35,14 +35,15 @@ BEYOND = 1.25
 def figures_of_components(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
     """Logit by distance; where layers rotate, components by distance and their VAF; turns where positions are learned."""
     components = group(run, "components")
-    yield "logit_by_distance", by_distance.logit_by_distance(logits_by_scheme(run))
+    if components.sizes["distance"] > 1:  # else every prompt is a single token
+        yield "logit_by_distance", by_distance.logit_by_distance(logits_by_scheme(run))
     if layers := rotating_layers(components):
         own = components.sel(layer=layers)
         band = bands(components, layers[0])
         curves = own["component_by_distance"].mean("layer").dropna("distance", how="all")
         length, of_bands = training_length(run), band_length(components, layers[0])
         windowed = f"L = {of_bands:,} tokens" if of_bands < length else ""
-        if curves.sizes["distance"] > 1:  # else every prompt is a single token
+        if curves.sizes["distance"] > 1:
             yield "components_by_distance", by_distance.component_curves(band.assign(component_by_distance=curves), windowed)
         vaf = vaf_of_heads(own).median(("layer", "head")).expand_dims(weights=["trained"])
         yield (

@@ -12,8 +12,10 @@ Unlike prompts.jsonl, a log may say more than is read here. Knows nothing about 
 from __future__ import annotations
 
 import io
+import lzma
 import re
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -217,7 +219,9 @@ def _unpacked(content: bytes) -> Iterator[tuple[str, Any]]:
         raise InputError(
             "the log is packed with zstandard, which this Python cannot unpack; convert it: inspect log convert --to json"
         ) from None
-    except (zipfile.BadZipFile, EOFError, OSError, UnicodeDecodeError, ValueError) as error:
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
+        if "encrypted" in str(error):
+            raise InputError("the archive is encrypted; wanted a log of inspect-ai, .eval, without a password") from None
         raise InputError(f"the archive is damaged ({error}); wanted a log of inspect-ai, .eval") from None

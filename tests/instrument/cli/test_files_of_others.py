@@ -200,7 +200,6 @@ def test_an_adapter_opens_a_folder_of_its_reader_only_for_the_weights_that_it_st
     for command, *options in (("inspect",), ("analyze",), ("score", "--task", "reversal")):
         assert main([command, str(tmp_path / "adapter"), *options]) == 2
         said = capsys.readouterr().err
-        print("SAID", command, repr(said))
         assert ("those of" in said if named == "whole path" else "is a folder or a file here" in said) and said.count("\n") == 1
     assert "diary.txt" not in opened_in(tmp_path / "models")
     assert not opened_in(tmp_path / "models") - {"private", "model.safetensors", "config.json", "tokenizer_config.json"}

@@ -622,6 +622,16 @@ def test_a_clean_cache_without_prompts_is_refused(patched):
         iv.get_act_patch_positions_all_pos(bridge, OTHERS[:1, :4], cache, metric)
 
 
+def test_metrics_without_a_number_and_tokens_that_cannot_be_read_are_refused(patched):
+    bridge, cache, metric = patched
+    for wrong in (lambda logits: None, lambda logits: "a", lambda logits: logits[0, -1, :2], {"none": lambda logits: None}):
+        with pytest.raises(InputError, match=r"the metric of patching gives .* wanted one number of the logits"):
+            iv.get_act_patch_positions_all_pos(bridge, OTHERS, cache, wrong)
+    for tokens in (OTHERS.to("meta"), OTHERS.to_sparse(), "abc"):  # found: NaN for those on "meta"
+        with pytest.raises(InputError, match="tokens are a table"):
+            iv.get_act_patch_positions_all_pos(bridge, tokens, cache, metric)
+
+
 @pytest.mark.parametrize("scheme", ["cope_rope", "cope_rope separate keys"])
 def test_what_is_cached_beside_keys_follows_heads_that_rotate_their_own_copy(scheme):
     """Two key-value heads for four heads: an intervention on one head repeats keys, and what CoPE counts them by with them."""

@@ -1,0 +1,81 @@
+"""The model inside what PyTorch and peft put around one, where both compute the same."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from repo_interp.errors import InputError
+
+_BESIDE = ("XLORA", "POLY")
+"""Kinds of adapters whose modules alone do not compute what the whole does."""
+
+_LASTING: list[Any] = []
+"""The stance of torch.compile, then a mark for each context in which nothing compiled runs."""
+_CHANGING = threading.Lock()
+
+
+def unwrapped(model: Any) -> Any:
+    """Return the model or bridge inside `torch.compile` and a PeftModel.
+
+    Args:
+        model: Any object; what is no such wrapper is returned as it is.
+
+    Returns:
+        The module inside, whose adapter, if any, stays active.
+
+    Raises:
+        InputError: A PeftModel adds what its modules alone do not compute, such as learned prompts.
+    """
+    while isinstance(model, nn.Module):
+        parts = vars(model).get("_modules", {})
+        if "_orig_mod" in parts:
+            model = parts["_orig_mod"]
+        elif hasattr(type(model), "get_base_model"):
+            model = _with_adapter(model)
+        else:
+            break
+    return model
+
+
+def owner_of(model: Any) -> Any:
+    """The Hugging Face model inside a bridge, or inside what `unwrapped` opens."""
+    inside = unwrapped(model)
+    return getattr(inside, "original_model", inside)
+
+
+@contextmanager
+def eager() -> Iterator[None]:
+    """While it lasts, nothing that torch.compile made runs: compiled code does not see hooks that came later. Contexts end in any order."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with _CHANGING:
+        if not _LASTING:
+            _LASTING.append(torch.compiler.set_stance("force_eager"))
+        _LASTING.append(mark := object())
+    try:
+        yield
+    finally:
+        with _CHANGING:
+            _LASTING.remove(mark)
+            if len(_LASTING) == 1:
+                _LASTING.pop().__exit__(None, None, None)
+
+
+def _with_adapter(model: Any) -> nn.Module:
+    from peft.tuners.tuners_utils import BaseTuner
+
+    kind = str(getattr(model.active_peft_config, "peft_type", "")).rpartition(".")[2]
+    if not isinstance(model.base_model, BaseTuner) or kind in _BESIDE:
+        raise InputError(
+            f"this {type(model).__name__} has an adapter of the kind {kind}, which computes beside the modules of its model; "
+            "get_base_model() gives the model without it"
+        )
+    return model.get_base_model()

@@ -1,0 +1,115 @@
+"""The text part of a model that sees images or hears sound is opened, with the logits of the whole on text, and is named as that."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from larger import FAMILIES, small_larger
+
+import repo_interp as ri
+from repo_interp.checkpoint_files.inspected import inspected
+from repo_interp.checkpoint_files.stated import outlined
+from repo_interp.cli import main
+from repo_interp.errors import Note
+from repo_interp.models.configuration import configured
+from repo_interp.tasks.prompt import Prompt
+
+TOKENS = torch.arange(3, 27)[None]
+pytestmark = pytest.mark.filterwarnings("ignore:.*only its text part is opened:repo_interp.errors.Note")
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(input_ids=TOKENS).logits
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_text_part_has_the_logits_of_the_whole(family, tmp_path):
+    whole = small_larger(family)
+    whole.save_pretrained(tmp_path)
+    wanted = logits(whole)
+    opened = ri.load_model(tmp_path)
+    assert float((logits(opened) - wanted).abs().max() / wanted.abs().max()) < 1e-5
+    assert opened.config.model_type == whole.config.get_text_config().model_type
+    stated, tensors = inspected(str(tmp_path)), opened.state_dict(keep_vars=True).values()
+    assert stated.checkpoint.layout == ri.layout(opened)
+    parameters = sum({id(tensor): tensor.numel() for tensor in tensors}.values())
+    assert abs(stated.parameters - parameters) <= 20  # scalars, which are buffers of some
+    (layer, *_) = [number for number, scheme in enumerate(ri.layout(opened)) if scheme == "rope"] or [None]
+    if layer is not None:  # the opened part takes other positions
+        with ri.set_positions(opened, layer=layer, head=None, values=0.0):
+            assert not torch.allclose(logits(opened), wanted)
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("gemma")
+    whole = small_larger("gemma3")
+    whole.save_pretrained(directory)
+    return directory, logits(whole)
+
+
+def test_the_text_part_is_named_by_inspect_by_a_note_and_in_the_run(gemma, capsys):
+    directory, _ = gemma
+    said = "config.json describes a gemma3; only its text part is opened, a gemma3_text"
+    with pytest.warns(Note, match=said):
+        bridge = ri.load(directory)
+    run = ri.analyze(bridge, [Prompt(tokens=tuple(range(3, 27)))], measures=("predictions",))
+    assert run.attrs["notes"].startswith(said)
+    assert main(["inspect", str(directory)]) == 0
+    out = capsys.readouterr()
+    assert "gemma3_text, the text part of a gemma3" in out.out.replace("\n", " ") and said in out.err
+    assert main(["verify", str(directory)]) == 0
+
+
+def test_a_text_part_is_saved_as_a_decoder_alone(gemma, tmp_path):
+    directory, wanted = gemma
+    model = ri.load_model(directory)
+    ri.save(model, tmp_path / "stock")
+    assert json.loads((tmp_path / "stock" / "config.json").read_text())["model_type"] == "gemma3_text"
+    torch.testing.assert_close(logits(ri.load_model(tmp_path / "stock")), wanted)
+    ri.save(ri.reposition(model, "repo@1/2"), tmp_path / "repo")
+    torch.testing.assert_close(logits(ri.load_model(tmp_path / "repo")), logits(model))
+
+
+def test_a_text_part_is_spread_over_devices_and_scaled(tmp_path):
+    whole = small_larger("llava")
+    whole.save_pretrained(tmp_path)
+    spread = ri.load_model(tmp_path, device_map="auto", most_memory={"cpu": "300KiB"})
+    assert any(parameter.is_meta for parameter in spread.parameters())
+    torch.testing.assert_close(logits(spread), logits(whole))
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    scaled = small_larger("llava")
+    scaled.config.text_config.rope_parameters |= scaling
+    scaled.model.language_model.rotary_emb.__init__(scaled.config.text_config)
+    torch.testing.assert_close(logits(ri.load_model(tmp_path, rope_scaling=scaling)), logits(scaled))
+
+
+def test_a_part_that_computes_otherwise_is_refused(tmp_path):
+    whole = small_larger(
+        "llava", text_config={**small_larger("granite_speech").config.text_config.to_dict(), "logits_scaling": 3.0}
+    )
+    whole.save_pretrained(tmp_path)
+    with pytest.raises(ri.InputError, match="text part of this llava alone, a granite, gives other logits than the larger model"):
+        ri.load_model(tmp_path)
+
+
+def test_a_larger_model_in_memory_is_refused_by_name():
+    for ask in (lambda model: ri.analyze(model, [[3, 4, 5]]), lambda model: ri.reposition(model, "repo")):
+        with pytest.raises(ri.InputError, match=r"part of a larger model; ri.load opens its text part, type 'gemma3_text'"):
+            ask(small_larger("gemma3"))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"model_type": "gemma3_text", "num_hidden_layers": 8, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}},
+        {"model_type": "gemma3_text", "rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 3},
+        {"model_type": "cohere2", "sliding_window_pattern": 4, "layer_types": None, "num_hidden_layers": 8},
+    ],
+)  # fmt: skip
+def test_older_configurations_are_read_as_transformers_reads_them(raw):
+    ours, theirs = outlined(dict(raw), "config.json"), configured(dict(raw), "config.json")
+    assert (ours.rope_parameters, ours.layer_types) == (theirs.rope_parameters, theirs.layer_types)
