@@ -197,7 +197,7 @@ def test_an_adapter_opens_a_folder_of_its_reader_only_for_the_weights_that_it_st
     name = str(tmp_path / "models" / "private") if named == "whole path" else "models/private"
     changed(tmp_path / "adapter" / "config.json", adapter=stated | {"name": name})
     OPENED.clear(), capsys.readouterr()
-    for command, *options in (("inspect",), ("analyze",), ("score", "--task", "reversal")):
+    for command, *options in (("inspect",), ("analyze",), ("score", "reversal")):
         assert main([command, str(tmp_path / "adapter"), *options]) == 2
         said = capsys.readouterr().err
         assert ("those of" in said if named == "whole path" else "is a folder or a file here" in said) and said.count("\n") == 1
