@@ -16,8 +16,9 @@ import matplotlib as mpl
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.colors import Normalize, TwoSlopeNorm, to_hex
+from matplotlib.colors import Normalize, TwoSlopeNorm, to_hex, to_rgba_array
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from repo_interp.plots.marks import drawing
 from repo_interp.plots.marks.arrays import MEAN, digits_of, nanmean, nested_digits
@@ -47,6 +48,8 @@ class HeadMap:
     """The same [prompt, layer, head], of which `values` are the means."""
     learned: bool = False
     """Whether only heads of layers that learn positions, where any does, are worth naming: those of others are alike."""
+    colours: np.ndarray | None = None
+    """Colours [layer, head], where they stand for something else than the values."""
 
     def data(self) -> dict[str, Any]:
         """The map as JSON: `values` and `control` by layer and head with six significant digits, the colour of every cell, and
@@ -55,7 +58,7 @@ class HeadMap:
         values = self.values.transpose("layer", "head")
         data = values.values.astype(float)
         colours, norm = scale(data)
-        shades = mpl.colormaps[colours](norm(data))
+        shades = np.vectorize(to_hex, signature="(n)->()")(mpl.colormaps[colours](norm(data)))
         control = None if self.control is None else self.control.transpose("layer", "head")
         prompts = None if self.prompts is None else self.prompts.transpose("prompt", "layer", "head")
         return {
@@ -64,8 +67,10 @@ class HeadMap:
             "mean": str(values.attrs.get(MEAN, "")),
             **head_axes(values),
             "values": nested_digits(data),
-            "colours": np.where(np.isfinite(data), np.vectorize(to_hex, signature="(n)->()")(shades), MISSING).tolist(),
-            "scale": [to_hex(shade) for shade in mpl.colormaps[colours](np.linspace(0, 1, SHADES))],
+            "colours": np.where(np.isfinite(data), shades if self.colours is None else self.colours, MISSING).tolist(),
+            "scale": [to_hex(shade) for shade in mpl.colormaps[colours](np.linspace(0, 1, SHADES))]
+            if self.colours is None
+            else None,
             "ends": digits_of([norm.vmin, norm.vmax]),
             "prompts": {"numbers": prompts["prompt"].values.tolist(), "values": nested_digits(prompts.values)}
             if prompts is not None and prompts.sizes["prompt"] > 1
@@ -74,22 +79,24 @@ class HeadMap:
         }
 
 
-def head_grid(values: xr.DataArray, ax: Axes, limits: tuple[float, float] | None = None) -> Axes:
+def head_grid(values: xr.DataArray, ax: Axes, limits: tuple[float, float] | None = None, cells: np.ndarray | None = None) -> Axes:
     """Draw `values` (layer, head) on `ax`; its name and units become the title, with what it is the mean of. NaN is grey, values of both
     signs diverge from 0.
 
     Colours end at `limits`, where these are given - and diverge where these have both signs -, else at the values' own. Few heads have
-    their values written in their cells.
+    their values written in their cells. `cells` [layer, head]: colours that stand for something else than the values.
     """
     values = values.transpose("layer", "head")
     data = values.values.astype(float)
     colours, norm = scale(data) if limits is None else (scale(np.array(limits))[0], Normalize(*limits, clip=True))
-    shown = ax.imshow(data, cmap=colours, norm=norm, aspect="auto")
+    shades = mpl.colormaps[colours](norm(data)) if cells is None else to_rgba_array(cells.ravel()).reshape(*data.shape, 4)
+    if cells is None:
+        drawing.colour_bar(ax.figure, ax.imshow(data, cmap=colours, norm=norm, aspect="auto"), ax, pad=0.02, fraction=0.05)
+    else:
+        ax.imshow(shades, aspect="auto", gid="cells")
     ax.set_facecolor(MISSING)
     if data.shape[0] <= WRITTEN[0] and data.shape[1] <= WRITTEN[1]:
-        lightness = mpl.colormaps[colours](norm(data))[..., :3] @ (0.3, 0.59, 0.11)
-        drawing.write_cells(ax, data, ".3g", np.where(lightness > 0.5, "black", "white"), 5.6)
-    drawing.colour_bar(ax.figure, shown, ax, pad=0.02, fraction=0.05)
+        drawing.write_cells(ax, data, ".3g", np.where(shades[..., :3] @ (0.3, 0.59, 0.11) > 0.5, "black", "white"), 5.6)
     for axis, name in ((ax.xaxis, "head"), (ax.yaxis, "layer")):
         drawing.name_ticks(axis, values[name].values, 16)
     ax.set(xlabel="head", ylabel="layer")
@@ -101,12 +108,12 @@ def head_grid(values: xr.DataArray, ax: Axes, limits: tuple[float, float] | None
 
 
 @style()
-def head_grid_figure(values: xr.DataArray) -> PaperFigure:
-    """`values` (layer, head) as `head_grid` draws them, with the schemes below, at the width that so many heads need."""
+def head_grid_figure(values: xr.DataArray, cells: np.ndarray | None = None, handles: Iterable[Patch] = ()) -> PaperFigure:
+    """`values` (layer, head) as `head_grid` draws them, with the schemes and `handles` below, at the width that so many heads need."""
     width = COLUMN_WIDTH if values.sizes["head"] <= 20 else PAGE_WIDTH
     figure = paper_figure(width, 0.9 + 0.15 * max(8, values.sizes["layer"]))
-    head_grid(values, figure.subplots())
-    drawing.legend_below(figure, drawing.scheme_handles(schemes(values).values()))
+    head_grid(values, figure.subplots(), cells=cells)
+    drawing.legend_below(figure, [*handles, *drawing.scheme_handles(schemes(values).values())])
     return figure
 
 
