@@ -51,6 +51,7 @@ from repo_interp.values import Positive
 
 SOURCES = ("index", "segment", "token", "previous")
 REST = "rest"
+KINDS_OF_HEADS = ("counts tokens", "marks lines", "places words", "places in segments")
 FOLLOWS = 0.9
 """Held-out R squared of the token alone from which positions follow from it."""
 STRETCH = 32
@@ -110,13 +111,8 @@ def head_kinds(
     """
     leads = (share == share[..., : len(SOURCES)].max(-1, keepdims=True)) & (alone >= np.fmax(null, DOMINATES))
     marks = np.abs(line_step) >= np.fmax(line_step_null, STEPS)
-    rules = {
-        "counts tokens": counts,
-        "marks lines": marks,
-        "places words": leads[..., SOURCES.index("token")],
-        "places in segments": leads[..., SOURCES.index("segment")],
-    }
-    return np.select([*rules.values()], [*rules], "other")
+    holds = (counts, marks, leads[..., SOURCES.index("token")], leads[..., SOURCES.index("segment")])
+    return np.select(holds, KINDS_OF_HEADS, "other")
 
 
 @dataclass(frozen=True)
@@ -147,11 +143,11 @@ class PositionSources(SegmentMeasure):
             raise InputError(
                 "position_sources needs the ids of tokens, which these attention inputs lack; set AttentionInputs.tokens"
             )
-        names, quantity = _segment_names(spans, self.kinds), _quantity(inputs).float().cpu().numpy()
+        segments, quantity = _segment_spans(spans, self.kinds), _quantity(inputs).float().cpu().numpy()
         prompts, count = len(quantity), min(self.tokens, max(1, quantity.shape[-1] - 1))
         values = np.full((prompts, inputs.heads, count), np.nan, dtype=np.float32)
         ids, contents = np.full((prompts, 3, count), -1), np.zeros(prompts, dtype=np.int64)
-        places = np.full((prompts, len(names), 3, count), -1, dtype=np.int32)
+        places = np.full((prompts, len(segments), 3, count), -1, dtype=np.int32)
         for row, valid in enumerate(inputs.valid.cpu().numpy()):
             tokens = inputs.tokens[row].cpu().numpy()[valid].astype(np.int64)
             contents[row] = zlib.crc32(tokens.tobytes())
@@ -159,8 +155,8 @@ class PositionSources(SegmentMeasure):
             used = slice(len(index))
             values[row, :, used] = quantity[row][:, valid][:, index]
             ids[row, :, used] = tokens[index], tokens[index - 1], index
-            for column, name in enumerate(names):
-                places[row, column, :, used] = _places_in(spans, name, row, valid)[:, index]
+            for column, span in enumerate(segments.values()):
+                places[row, column, :, used] = _places_in(spans, span, row, valid)[:, index]
         record = {
             "value": (("prompt", "layer", "head", "sample"), values),
             "ids": (("prompt", "layer", "part", "sample"), ids),
@@ -168,7 +164,7 @@ class PositionSources(SegmentMeasure):
             "content": (("prompt", "layer"), contents),
         }
         learned = arrays(inputs, {"learned": (("layer",), np.array(inputs.scheme in LEARNED, dtype=float))})
-        return Statistics(arrays(inputs, record, segment=list(names), sample=np.arange(count)), learned)
+        return Statistics(arrays(inputs, record, segment=list(segments), sample=np.arange(count)), learned)
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `position_sources` of a run; sources are NaN where no token that counts occurs in two folds."""
@@ -276,19 +272,18 @@ def _quantity(inputs: AttentionInputs) -> Float[Tensor, "prompt head token"]:
     return torch.full(inputs.queries.shape[:3], torch.nan, device=inputs.valid.device)
 
 
-def _segment_names(spans: Spans, kinds: tuple[str, ...]) -> tuple[str, ...]:
-    """Kinds of segments, and named spans that are no part of another."""
+def _segment_spans(spans: Spans, kinds: tuple[str, ...]) -> dict[str, str]:
+    """The span of every kind of segments, and those named spans that are no part of another, by the names of their segments."""
     named = sorted(name for name in spans if "." not in name and name not in _UNNAMED)
-    return (*kinds, *(f"span {name}" for name in named))
+    return {**{kind: INSIDE + kind for kind in kinds}, **{f"span {name}": name for name in named}}
 
 
-def _places_in(spans: Spans, name: str, row: int, valid: Bool[np.ndarray, " token"]) -> Int[np.ndarray, "part token"]:
-    """For the `valid` tokens of prompt `row`: the number of the segment `name` that each lies in, its place there, and 1 for
+def _places_in(spans: Spans, span: str, row: int, valid: Marks) -> Int[np.ndarray, "part token"]:
+    """For the `valid` tokens of prompt `row`: the number of the segment of `span` that each lies in, its place there, and 1 for
     the last token before another segment, 0 for others; -1 for none.
 
-    Of a named span every unbroken stretch is a segment.
+    Where a span does not say where segments start, every unbroken stretch is one.
     """
-    span = name.removeprefix("span ") if name.startswith("span ") else INSIDE + name
     if span not in spans:
         return np.full((3, valid.sum()), -1)
     inside = spans[span][row].cpu().numpy()[valid]

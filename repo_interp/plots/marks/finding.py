@@ -38,30 +38,17 @@ class Finding:
 
 
 def heads_named(heads: Sequence[tuple[int, int]], most: int = 4, per_layer: int = 0) -> str:
-    """Heads as text: "L0 H0-H3", "L0 H1, L2 H0 and 7 more"; of layers with `per_layer` heads that have all of them "L1, L3-L5"."""
-    by_layer = {layer: [head for _, head in some] for layer, some in groupby(sorted(heads), key=lambda each: each[0])}
-    whole = [layer for layer, of_layer in by_layer.items() if len(of_layer) == per_layer]
-    runs = [((some[0], 0), _run("L", some), per_layer * len(some)) for some in _consecutive(whole)]
-    for layer in by_layer.keys() - set(whole):
-        runs += [((layer, some[0]), f"L{layer} {_run('H', some)}", len(some)) for some in _consecutive(by_layer[layer])]
-    runs.sort()
-    rest = len(heads) - sum(count for _, _, count in runs[:most])
-    return ", ".join(text for _, text, _ in runs[:most]) + (f" and {rest} more" if rest else "")
-
-
-def _consecutive(numbers: Sequence[int]) -> list[list[int]]:
-    return [[number for _, number in some] for _, some in groupby(enumerate(numbers), key=lambda each: each[1] - each[0])]
-
-
-def _run(letter: str, numbers: Sequence[int]) -> str:
-    return f"{letter}{numbers[0]}" + (f"-{letter}{numbers[-1]}" if len(numbers) > 1 else "")
+    """Heads as text: "L0 H0-H3", "L0 H1, L2 H0 and 7 more"; "L3" where a layer has `per_layer` heads and all are among them."""
+    runs = []
+    for _, some in groupby(enumerate(sorted(heads)), key=lambda each: (each[1][0], each[1][1] - each[0])):
+        run = [head for _, head in some]
+        of_layer = f" H{run[0][1]}" + (f"-H{run[-1][1]}" if len(run) > 1 else "") if len(run) != per_layer else ""
+        runs.append((f"L{run[0][0]}{of_layer}", len(run)))
+    shown = runs[:most]
+    rest = len(heads) - sum(count for _, count in shown)
+    return ", ".join(text for text, _ in shown) + (f" and {rest} more" if rest else "")
 
 
 def percent(share: float) -> str:
     """A share as whole percent."""
     return f"{100 * share:.0f} %"
-
-
-def two_digits(value: float) -> str:
-    """A number with two significant digits: "0.04", "1.3", "100"."""
-    return f"{float(f'{value:.2g}'):g}"

@@ -16,9 +16,8 @@ import matplotlib as mpl
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.colors import Normalize, TwoSlopeNorm, to_hex, to_rgba_array
+from matplotlib.colors import Normalize, TwoSlopeNorm, to_hex
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from repo_interp.plots.marks import drawing
 from repo_interp.plots.marks.arrays import MEAN, digits_of, nanmean, nested_digits
@@ -79,24 +78,22 @@ class HeadMap:
         }
 
 
-def head_grid(values: xr.DataArray, ax: Axes, limits: tuple[float, float] | None = None, cells: np.ndarray | None = None) -> Axes:
+def head_grid(values: xr.DataArray, ax: Axes, limits: tuple[float, float] | None = None) -> Axes:
     """Draw `values` (layer, head) on `ax`; its name and units become the title, with what it is the mean of. NaN is grey, values of both
     signs diverge from 0.
 
     Colours end at `limits`, where these are given - and diverge where these have both signs -, else at the values' own. Few heads have
-    their values written in their cells. `cells` [layer, head]: colours that stand for something else than the values.
+    their values written in their cells.
     """
     values = values.transpose("layer", "head")
     data = values.values.astype(float)
     colours, norm = scale(data) if limits is None else (scale(np.array(limits))[0], Normalize(*limits, clip=True))
-    shades = mpl.colormaps[colours](norm(data)) if cells is None else to_rgba_array(cells.ravel()).reshape(*data.shape, 4)
-    if cells is None:
-        drawing.colour_bar(ax.figure, ax.imshow(data, cmap=colours, norm=norm, aspect="auto"), ax, pad=0.02, fraction=0.05)
-    else:
-        ax.imshow(shades, aspect="auto", gid="cells")
+    shown = ax.imshow(data, cmap=colours, norm=norm, aspect="auto")
     ax.set_facecolor(MISSING)
     if data.shape[0] <= WRITTEN[0] and data.shape[1] <= WRITTEN[1]:
-        drawing.write_cells(ax, data, ".3g", np.where(shades[..., :3] @ (0.3, 0.59, 0.11) > 0.5, "black", "white"), 5.6)
+        lightness = mpl.colormaps[colours](norm(data))[..., :3] @ (0.3, 0.59, 0.11)
+        drawing.write_cells(ax, data, ".3g", np.where(lightness > 0.5, "black", "white"), 5.6)
+    drawing.colour_bar(ax.figure, shown, ax, pad=0.02, fraction=0.05)
     for axis, name in ((ax.xaxis, "head"), (ax.yaxis, "layer")):
         drawing.name_ticks(axis, values[name].values, 16)
     ax.set(xlabel="head", ylabel="layer")
@@ -108,12 +105,12 @@ def head_grid(values: xr.DataArray, ax: Axes, limits: tuple[float, float] | None
 
 
 @style()
-def head_grid_figure(values: xr.DataArray, cells: np.ndarray | None = None, handles: Iterable[Patch] = ()) -> PaperFigure:
-    """`values` (layer, head) as `head_grid` draws them, with the schemes and `handles` below, at the width that so many heads need."""
+def head_grid_figure(values: xr.DataArray) -> PaperFigure:
+    """`values` (layer, head) as `head_grid` draws them, with the schemes below, at the width that so many heads need."""
     width = COLUMN_WIDTH if values.sizes["head"] <= 20 else PAGE_WIDTH
     figure = paper_figure(width, 0.9 + 0.15 * max(8, values.sizes["layer"]))
-    head_grid(values, figure.subplots(), cells=cells)
-    drawing.legend_below(figure, [*handles, *drawing.scheme_handles(schemes(values).values())])
+    head_grid(values, figure.subplots())
+    drawing.legend_below(figure, drawing.scheme_handles(schemes(values).values()))
     return figure
 
 

@@ -20,8 +20,8 @@ from matplotlib.patches import Patch, Rectangle
 from repo_interp.errors import InputError
 from repo_interp.plots.marks import drawing
 from repo_interp.plots.marks.arrays import heads_where, nanmean, over_prompts
-from repo_interp.plots.marks.finding import Finding, heads_named, two_digits
-from repo_interp.plots.marks.heads import HeadMap, head_grid_figure
+from repo_interp.plots.marks.finding import Finding, heads_named
+from repo_interp.plots.marks.heads import HeadMap
 from repo_interp.plots.marks.reading import group, layer_scheme, learned_layers, schemes
 from repo_interp.plots.marks.table import Cell, Table, cells
 from repo_interp.plots.style import PAGE_HEIGHT, PAGE_WIDTH, PATTERN_COLOURS, PaperFigure, darker, paper_figure, style
@@ -188,8 +188,6 @@ def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
     if not _has_chunks(run):
         return
     yield "pattern_shares", pattern_shares(run)
-    if "trend" in group(run, "patterns"):
-        yield "position_trend", head_grid_figure(over_prompts(group(run, "patterns")["trend"]))
     if bool(group(run, "patterns")["sensitivity"].notnull().any()):
         yield "pattern_sensitivity", pattern_sensitivity(run)
 
@@ -224,7 +222,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     counts = patterns["counts_tokens"].sel(layer=trend["layer"]) == 1
     for words, found in (("", counts & (trend > 0)), (" backwards", counts & (trend < 0))):
         if heads := heads_where(found):
-            each, null = (two_digits(float(value)) for value in (np.abs(slope.where(found)).mean(), patterns["trend_null"].max()))
+            each, null = (f"{float(value):.3g}" for value in (np.abs(slope.where(found)).mean(), patterns["trend_null"].max()))
             named = heads_named(heads, 12, patterns.sizes["head"])
             sentence = f"{named} count{'s' * (len(heads) == 1)} tokens{words}, {each} positions per token"
             evidence = f"patterns.trend beyond .8 in every prompt; 95 % of permuted positions stay within {null}"
@@ -241,6 +239,5 @@ VIEW = View(
     findings=_findings,
     head_maps=_head_maps,
     informative=_not_all_monotonic,
-    live=("position_trend",),
     compared=("pattern_share", "sensitivity", "trend"),
 )

@@ -1,6 +1,6 @@
-"""What heads read for their positions: the source that explains most of every head, and all shares in a table.
+"""What heads read for their positions, and what they do: kinds of heads by name, and all shares in a table.
 
-    cell    the largest share of a head's position variance, held out, in the colour of its source, paler the smaller it is
+    map of the page    the largest share of a head's position variance, held out, in the colour of its source
 
 Draws the group `position_sources`. Knows nothing about how shares were taken.
 """
@@ -11,34 +11,29 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import xarray as xr
-from matplotlib.colors import to_hex, to_rgb
-from matplotlib.patches import Patch
 
-from repo_interp.errors import InputError
 from repo_interp.plots.marks.arrays import heads_where
 from repo_interp.plots.marks.drawing import counted, number
-from repo_interp.plots.marks.finding import Finding, heads_named, two_digits
-from repo_interp.plots.marks.heads import MISSING, HeadMap, head_grid_figure, head_rows
+from repo_interp.plots.marks.finding import Finding, heads_named
+from repo_interp.plots.marks.heads import MISSING, HeadMap, head_rows
 from repo_interp.plots.marks.reading import LEARNED_SCHEMES, group, schemes
 from repo_interp.plots.marks.table import Cell, Table
 from repo_interp.plots.style import PaperFigure
-from repo_interp.plots.view import View
+from repo_interp.plots.view import Beside, View, one_figure
+from repo_interp.plots.views.atlas import names_figure
 
 COLOURS = {"index": "#E69F00", "segment": "#009E73", "token": "#56B4E9", "previous": "#CC79A7"}
-NAMES = {"index": "token index", "segment": "segment (line, sentence, span ...)", "token": "token", "previous": "previous token"}
-ROWS = 256
-"""Rows of the table at most."""
 _SAID = (
     (
         "places words",
-        "place{s} a token by which word it is: it explains {ends} % of their variance, held out",
+        "place{s} a token by which word it is: it explains {ends} % of their positions' variance, held out",
         "alone",
         "token",
         100,
     ),
     (
         "places in segments",
-        "place{s} a token by its line, sentence or span: it explains {ends} % of their variance, held out",
+        "place{s} a token by its line, sentence or span: it explains {ends} % of their positions' variance, held out",
         "alone",
         "segment",
         100,
@@ -48,24 +43,18 @@ _SAID = (
 """Of a kind of heads, what it does, and the variable, its source where it has one, and the unit that say how much."""
 
 
-def head_sources(run: xr.DataTree) -> PaperFigure:
-    """The source with the largest share of every head's position variance. Raises InputError when the run has no sources."""
-    heads = _largest(group(run, "position_sources"))
-    if not heads.values.notnull().any():
-        raise InputError(
-            "no head of this run has sources of its positions: give longer texts, and layers with positions or gates"
-        )
-    assert heads.colours is not None
-    values = heads.values.assign_attrs(long_name="largest share of position variance")
-    return head_grid_figure(values, heads.colours, [Patch(color=COLOURS[name], label=text) for name, text in NAMES.items()])
+def head_kinds(run: xr.DataTree) -> PaperFigure:
+    """What every head does, by name: a cell per layer and head; of several runs a panel for each."""
+    return names_figure(
+        run, "position_sources", "kind", [kind for kind, *_ in _SAID] + ["counts tokens", "other"], "What positions do"
+    )
 
 
 def _largest(dataset: xr.Dataset) -> HeadMap:
     share = dataset["share"].sel(source=[*COLOURS]).transpose("layer", "head", "source")
     known = share.notnull().all("source").values
-    leading, sizes = np.nan_to_num(share.values, nan=-np.inf).argmax(-1), np.clip(share.max("source").values, 0.2, 1.0)
-    shade = np.vectorize(lambda size, colour: to_hex(1 - size + size * np.array(to_rgb(colour))))
-    colours = np.where(known, shade(np.nan_to_num(sizes), np.array([*COLOURS.values()])[leading]), MISSING)
+    leading = np.nan_to_num(share.values, nan=-np.inf).argmax(-1)
+    colours = np.where(known, np.array([*COLOURS.values()])[leading], MISSING)
     title = "largest share of position variance (orange: token index, green: segment, blue: token, pink: previous token)"
     return HeadMap(share.max("source").assign_attrs(long_name=title, units="1"), colours=colours)
 
@@ -98,28 +87,18 @@ def source_table(run: xr.DataTree) -> Table:
         "a negative share misleads. Shuffled: the token alone, for positions permuted over tokens. Step: of the last tokens of "
         "lines, in standard deviations. Of heads whose numbers are the same the first is named."
     )
-    left = f" {counted(len(different) - ROWS, 'row')} left out." if len(different) > ROWS else ""
     names = ("layer", "head", "scheme", *map(str, dataset["source"].values), "token alone", "shuffled", "step", "kind")
-    return Table("position_sources", "What positions read", names, tuple(different.values())[:ROWS], note + left)
+    return Table("position_sources", "What positions read", names, tuple(different.values()), note)
 
 
 def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
     if _known_heads(group(run, "position_sources")):
-        yield "position_sources", head_sources(run)
+        yield "position_sources", head_kinds(run)
 
 
 def _informative(run: xr.DataTree) -> bool:
     dataset = group(run, "position_sources")
     return any(_reads(schemes(dataset)[layer]) for layer, _ in _known_heads(dataset))
-
-
-def _lead(run: xr.DataTree) -> str:
-    if not _known_heads(group(run, "position_sources")):
-        return "Nothing was measured: this needs texts in which tokens occur again, and layers with positions or gates."
-    return (
-        "Shares of a head's position variance that token index, segment, token and previous token explain on stretches of text that were "
-        "not fitted to, each beyond those before it; what is left is context."
-    )
 
 
 def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
@@ -128,33 +107,29 @@ def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """Heads that follow from the token alone, and what kinds of heads read, with the null of each."""
+    """What kinds of heads read, with the null of each."""
     dataset = group(run, "position_sources")
-    follows = dataset["follows_from_token"]
-    if heads := heads_where(follows == 1):
-        judged = int((follows >= 0).sum())
-        sentence = f"Positions of {heads_named(heads)} follow from the token alone ({len(heads)} of {judged} heads)"
-        evidence = "position_sources.alone of the token at least .9, held-out R squared"
-        yield Finding(sentence, evidence, 0.55, "position_sources", *heads[0])
     for kind, does, variable, source, unit in _SAID if "kind" in dataset else ():
         found, of_source = dataset["kind"] == kind, dataset.sel(source=source)
         if heads := heads_where(found):
-            sizes, null = (unit * of_source[name].where(found) for name in (variable, f"{variable}_null"))
-            ends = " to ".join(dict.fromkeys(two_digits(float(size)) for size in np.abs(sizes).quantile((0, 1))))
+            sizes, null = abs(unit * of_source[variable].where(found)), unit * of_source[f"{variable}_null"].where(found)
+            ends = " to ".join(dict.fromkeys(f"{float(size):.3g}" for size in (sizes.min(), sizes.max())))
             sentence = f"{heads_named(heads, 12, dataset.sizes['head'])} {does.format(s='s' * (len(heads) == 1), ends=ends)}"
-            evidence = f"position_sources.{variable}; of permuted positions at most {two_digits(max(0.0, float(null.max())))}"
+            evidence = f"position_sources.{variable}; of permuted positions at most {max(0.0, float(null.max())):.3g}"
             yield Finding(sentence, evidence, 0.57, "position_sources", *heads[0])
 
 
 VIEW = View(
     "position_sources",
     "What positions read",
-    _lead,
+    "Shares of a head's position variance that token index, segment, token and previous token explain on stretches of text that were not "
+    "fitted to, each beyond those before it; what is left is context. Nothing is measured of texts in which no token occurs again, nor of "
+    "layers without positions or gates.",
     _figures,
     tables=lambda run: (source_table(run),),
     findings=_findings,
     head_maps=_head_maps,
     informative=_informative,
-    live=("position_sources",),
     compared=("share", "r_squared"),
+    beside=Beside(one_figure("position_kinds", head_kinds)),
 )

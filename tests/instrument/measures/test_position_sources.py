@@ -331,12 +331,14 @@ def run():
     return make_run({"position_sources": with_schemes(group, ("rope", "repo", "repo"))}, {"layout": "rope,repo,repo"})
 
 
-def test_the_map_has_the_colour_of_the_leading_source_and_the_table_every_share(run):
+def test_kinds_are_drawn_the_map_has_the_colour_of_the_leading_source_and_the_table_every_share(run):
     group = run["position_sources"].to_dataset()
-    (cells,) = [image.get_array() for image in artists(view.head_sources(run), "cells")]
-    assert np.allclose(cells[1, 1][:3], to_rgb(view.COLOURS["index"]), atol=0.05) and cells.shape[:2] == (3, 8)
-    assert np.allclose(cells[1, 6][:3], to_rgb(MISSING)), "a constant head has no source"
-    assert view.VIEW.head_maps(run)[0].data()["scale"] is None  # pyright: ignore[reportIndexIssue]
+    (names,) = [image.get_array() for image in artists(view.head_kinds(run), "names")]
+    assert np.allclose(names[0], to_rgb(MISSING)) and (names[1, 0] == names[2, 0]).all() and (names[1, 0] != names[1, 1]).any()
+    largest = view.VIEW.head_maps(run)[0].data()  # pyright: ignore[reportIndexIssue]
+    assert largest["colours"][1][:4] == [view.COLOURS[source] for source in ("token", "index", "segment", "previous")]
+    assert largest["colours"][1][6] == MISSING and largest["scale"] is None, "a constant head has no source"
+    assert largest["values"][1][1] == pytest.approx(float(group["share"].sel(layer=1, head=1, source="index")), rel=1e-4)
     table = view.source_table(run)
     assert [row[:2] for row in table.rows] == [*((1, head) for head in (0, 1, 2, 3, 4, 5, 7)), (2, 0)]
     first = table.rows[0]
@@ -347,15 +349,15 @@ def test_the_map_has_the_colour_of_the_leading_source_and_the_table_every_share(
 
 def test_findings_name_whole_layers_what_they_do_and_how_much(run):
     found = [finding.sentence for finding in view.VIEW.findings(run)]
-    assert found[0].startswith("Positions of L1 H0, L1 H7, L2 H0-H7 follow from the token alone (10 of 23 heads)")
-    assert found[1].startswith("L1 H0, L1 H7, L2 place a token by which word it is: it explains 100 % of")
+    places = "L1 H0, L1 H7, L2 place a token by which word it is: it explains 100 % of their positions' variance, held out"
+    assert found == [
+        places,
+        "L1 H2 places a token by its line, sentence or span: it explains 100 % of their positions' variance, held out",
+    ]
     older = run["position_sources"].to_dataset().drop_vars("kind")
-    assert len(list(view.VIEW.findings(make_run({"position_sources": older}, {})))) == 1
+    assert not list(view.VIEW.findings(make_run({"position_sources": older}, {})))
 
 
-def test_of_texts_without_a_word_twice_the_page_says_so():
+def test_of_texts_without_a_word_twice_nothing_is_shown():
     run = ri.analyze(ri.zoo("reversal/repo"), [Prompt(tuple(range(3, 12)))], ("position_sources",))
-    assert "tokens occur again" in view.VIEW.lead(run)  # pyright: ignore[reportCallIssue]
     assert not list(view.VIEW.figures(run)) and not view.VIEW.informative(run) and view.VIEW.tables(run)[0].rows == ()
-    with pytest.raises(InputError, match="give longer texts"):
-        view.head_sources(run)
