@@ -68,10 +68,6 @@ def chunk_patterns(
     Chunks count from a prompt's first valid token, on whichever side its padding stands. `last_chunk` is "drop" or "keep"; a kept
     chunk of one token is constant.
     """
-    if chunk_size < 2:
-        raise ValueError(f"a chunk has at least 2 tokens, not {chunk_size}")
-    if last_chunk not in ("drop", "keep"):
-        raise ValueError(f"last_chunk is 'drop' or 'keep', not {last_chunk!r}")
     return _patterns(*_chunks(positions, valid, chunk_size, last_chunk), epsilon)
 
 

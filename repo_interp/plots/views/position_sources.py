@@ -19,7 +19,7 @@ from repo_interp.plots.marks.heads import MISSING, HeadMap, head_rows
 from repo_interp.plots.marks.reading import LEARNED_SCHEMES, group, schemes
 from repo_interp.plots.marks.table import Cell, Table
 from repo_interp.plots.style import PaperFigure
-from repo_interp.plots.view import Beside, View, one_figure
+from repo_interp.plots.view import View
 from repo_interp.plots.views.atlas import names_figure
 
 COLOURS = {"index": "#E69F00", "segment": "#009E73", "token": "#56B4E9", "previous": "#CC79A7"}
@@ -131,5 +131,4 @@ VIEW = View(
     head_maps=_head_maps,
     informative=_informative,
     compared=("share", "r_squared"),
-    beside=Beside(one_figure("position_kinds", head_kinds)),
 )
