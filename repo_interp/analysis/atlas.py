@@ -3,7 +3,7 @@
     of group            variables, and what becomes of them                                              columns
     atlas               scores and names, as they are                                                    name, induction, retrieval, ...
     attention_mass      mass, mean over prompts                                                          mass[needle], ...
-    position_sources    share: what f_phi reads                                                          reads[token], ...
+    position_sources    share: what f_phi reads; kind: what the head does with it, in words              reads[token], ..., kind
     components          the band that accounts for most of the variance of the logits, mean over prompts   band
     three_axis          r, mean over prompts                                                             three_axis_r
     fake_distance       r, mean over prompts                                                             fake_distance_r
@@ -76,7 +76,7 @@ def joined(groups: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """
     base = groups.get(GROUP, xr.Dataset())
     found: dict[str, xr.DataArray] = {}
-    for name, (variable, column, become) in _TAKEN.items():
+    for name, variable, column, become in _TAKEN:
         if name in groups and variable in groups[name]:
             mean = _over_prompts(groups[name][variable])
             values = mean if become is None else become(mean)
@@ -122,16 +122,17 @@ def _slow_pairs(slow: xr.DataArray) -> xr.DataArray:
     return described(count, "slow dominating rotary pairs", "pairs")
 
 
-_TAKEN: Mapping[str, tuple[str, str, Callable[[xr.DataArray], xr.DataArray] | None]] = {
-    "attention_mass": ("mass", "mass", None),
-    "position_sources": ("share", "reads", None),
-    "components": ("vaf_band", "band", _band),
-    "three_axis": ("r", "three_axis_r", None),
-    "fake_distance": ("r", "fake_distance_r", None),
-    "rotation": ("slow_dominating", "slow_pairs", _slow_pairs),
-    "effects": ("effect", "effect", None),
-}
-"""By group, which variable of it belongs to the atlas, the name of its column, and what becomes of its mean over prompts."""
+_TAKEN: tuple[tuple[str, str, str, Callable[[xr.DataArray], xr.DataArray] | None], ...] = (
+    ("attention_mass", "mass", "mass", None),
+    ("position_sources", "share", "reads", None),
+    ("position_sources", "kind", "kind", None),
+    ("components", "vaf_band", "band", _band),
+    ("three_axis", "r", "three_axis_r", None),
+    ("fake_distance", "r", "fake_distance_r", None),
+    ("rotation", "slow_dominating", "slow_pairs", _slow_pairs),
+    ("effects", "effect", "effect", None),
+)
+"""Group, its variable that belongs to the atlas, the name of the column, and what becomes of its mean over prompts."""
 
 
 def _says_something(values: xr.DataArray) -> bool:

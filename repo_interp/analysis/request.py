@@ -175,7 +175,7 @@ def default_measures(
         # the fit of a sum is exact by construction, so fake_distance and rotation are of rotated layers alone
         rotated = ("fake_distance", "rotation") if set(schemes) & set(ROTATED_BY_INDEX) else ()
         return ("components", "three_axis", *rotated, *mass, *tokens)
-    of_positions = ("positions", "patterns") if not schemes or set(schemes) - {*FIXED, *CONTEXTUAL} else ()
+    of_positions = ("positions", "patterns", "position_sources") if not schemes or set(schemes) - {*FIXED, *CONTEXTUAL} else ()
     return (*of_positions, *(("gates",) if set(schemes) & set(CONTEXTUAL) else ()), *mass, *tokens)
 
 

@@ -121,11 +121,14 @@ def _put_together(
             if each is not None:
                 # Along axes where the part has all entries, slices: then the rest needs no grid of places.
                 index = [place.get(axis) for axis in axes]
-                chosen = [np.arange(size) if i is None else i for i, size in zip(index, shape, strict=True)]
-                runs = [slice(int(i[0]), int(i[-1]) + 1) if len(i) and (np.diff(i) == 1).all() else None for i in chosen]
+                runs = [
+                    slice(None) if i is None else slice(i[0], i[-1] + 1) if len(i) and (np.diff(i) == 1).all() else None
+                    for i in index
+                ]
                 if all(run is not None for run in runs):
                     put(values, tuple(runs), each[1])
                 else:
+                    chosen = (np.arange(size) if i is None else i for i, size in zip(index, shape, strict=True))
                     put(values, np.ix_(*chosen), each[1])
         whole[name] = axes, values
     return whole

@@ -10,6 +10,14 @@ with C = 16 and epsilon = 0.2 positions in the paper. Constant is asked first. A
 `last_chunk="keep"`. -1 stands where a layer has no positions or a prompt no chunk. Shares over all heads count layers that learn
 positions; index positions are mono by definition.
 
+Counting with noise is hybrid too. So beside the classes stands the rank correlation of z and the token index (ours),
+
+    trend          over the valid tokens of a prompt           counts_tokens    |trend| > .8 and above its null in every prompt
+    chunk_trend    within whole chunks, mean over chunks       trend_null       95 % of |trend| of permuted positions
+    trend_slope    least squares, in positions per token
+
+Correlations of a constant head or chunk are undefined, and left out of means.
+
 Knows nothing about what the positions mean.
 """
 
@@ -26,6 +34,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
+from repo_interp.measures.kernels.rank_trend import counts_tokens, rank_trend, slope, trend_null
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.positions.layouts import LEARNED
@@ -38,6 +47,11 @@ _TEXTS = {
     "chunk_pattern": ("pattern of each chunk: 0 constant, 1 mono, 2 hybrid, -1 none", "1"),
     "pattern_share": ("share of a head's chunks with each pattern", "1"),
     "pattern_share_all": ("share of the chunks with each pattern, over the layers that learn positions", "1"),
+    "trend": ("rank correlation of a head's positions and the token index", "1"),
+    "trend_slope": ("least-squares slope of positions on the token index", "positions per token"),
+    "trend_null": ("size of the trend that 95 % of permuted positions stay within", "1"),
+    "chunk_trend": ("rank correlation with the token index within chunks, mean over chunks", "1"),
+    "counts_tokens": ("1 where the size of the trend is above .8 and its null in every prompt, -1 without positions", "1"),
     "sensitivity": ("share of each pattern by chunk size and tolerance, over the layers that learn positions", "1"),
 }
 
@@ -54,10 +68,6 @@ def chunk_patterns(
     Chunks count from a prompt's first valid token, on whichever side its padding stands. `last_chunk` is "drop" or "keep"; a kept
     chunk of one token is constant.
     """
-    if chunk_size < 2:
-        raise ValueError(f"a chunk has at least 2 tokens, not {chunk_size}")
-    if last_chunk not in ("drop", "keep"):
-        raise ValueError(f"last_chunk is 'drop' or 'keep', not {last_chunk!r}")
     return _patterns(*_chunks(positions, valid, chunk_size, last_chunk), epsilon)
 
 
@@ -92,7 +102,7 @@ def _from_first_valid(positions: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Patterns(Measure, needs=Needs(tensors=("positions",))):
+class Patterns(Measure, needs=Needs(tensors=("positions",), nan=("trend", "trend_slope", "trend_null"))):
     """The measure `patterns`."""
 
     chunk_size: Annotated[int, Interval(ge=2, le=65_536)] = 16
@@ -104,21 +114,38 @@ class Patterns(Measure, needs=Needs(tensors=("positions",))):
     name: str = "patterns"
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """Chunk patterns, and how many chunks of each pattern a grid of chunk sizes and tolerances finds where positions are learned."""
-        positions = inputs.head_positions
+        """Chunk patterns, trends, and where positions are learned the chunks of each pattern over a grid of sizes and tolerances."""
+        positions = inputs.positions
         if positions is None:
-            positions = torch.full(inputs.queries.shape[:3], float("nan"), device=inputs.valid.device)
-        valid = inputs.valid[:, None]
+            positions = torch.full((len(inputs.valid), 1, inputs.valid.shape[1]), torch.nan, device=inputs.valid.device)
+        valid, sharing = inputs.valid[:, None], inputs.heads // positions.shape[1]
         chunks = chunk_patterns(positions, valid, self.chunk_size, self.epsilon, self.last_chunk)
         counts = np.zeros((len(CHUNK_SIZES), len(EPSILONS), len(PATTERNS)))
         if inputs.scheme in LEARNED:
             for row, size in enumerate(CHUNK_SIZES):
                 of_size = _chunks(positions, valid, size, self.last_chunk)
                 for column, epsilon in enumerate(EPSILONS):
-                    patterns = _patterns(*of_size, epsilon)
-                    counts[row, column] = [int((patterns == pattern).sum()) for pattern in range(len(PATTERNS))]
-        per_prompt = {"chunk_pattern": (("prompt", "layer", "head", "chunk"), chunks.to(torch.int8))}
+                    found = _patterns(*of_size, epsilon).flatten() + 1
+                    counts[row, column] = sharing * found.bincount(minlength=1 + len(PATTERNS))[1:].cpu().numpy()
+        of_head = ("prompt", "layer", "head")
+        trends, null = np.full((2, *positions.shape[:2]), np.nan), np.full(len(positions), np.nan)
+        within = np.zeros((2, positions.shape[1]))
+        for row, (of_rows, present) in enumerate(zip(positions.double().cpu().numpy(), inputs.valid.cpu().numpy(), strict=True)):
+            values = of_rows[:, present]
+            whole = values[:, : values.shape[1] // self.chunk_size * self.chunk_size]
+            of_chunks = rank_trend(whole.reshape(len(values), -1, self.chunk_size))
+            trends[:, row], null[row] = (rank_trend(values), slope(values)), trend_null(values.shape[1])
+            within += np.nansum(of_chunks, axis=1), np.isfinite(of_chunks).sum(1)
+        trends, within = np.repeat(trends, sharing, axis=-1), np.repeat(within, sharing, axis=-1)
+        per_prompt = {
+            "trend": (of_head, trends[0]),
+            "trend_slope": (of_head, trends[1]),
+            "trend_null": (of_head[:2], null),
+            "chunk_pattern": ((*of_head, "chunk"), chunks.to(torch.int8).repeat_interleave(sharing, dim=1)),
+        }
         sums = {
+            "chunk_trend": (of_head[1:], within[0]),
+            "chunk_trend_chunks": (of_head[1:], within[1]),
             "sensitivity_chunks": (("layer", "chunk_size", "epsilon", "pattern"), counts),
             "learned": (("layer",), np.array(float(inputs.scheme in LEARNED))),
         }
@@ -129,16 +156,26 @@ class Patterns(Measure, needs=Needs(tensors=("positions",))):
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `patterns` of a run. Shares are NaN where there is no chunk."""
-        chunk_pattern = statistics.per_prompt["chunk_pattern"]
+        of_prompts, sums = statistics.per_prompt, statistics.sums
+        chunk_pattern = of_prompts["chunk_pattern"]
         counts = xr.concat([(chunk_pattern == code).sum(("prompt", "chunk")) for code in range(len(PATTERNS))], dim="pattern")
         counts = counts.assign_coords(pattern=list(PATTERNS)).transpose("layer", "head", "pattern")
-        learned = statistics.sums["learned"] > 0
+        learned = sums["learned"] > 0
         shares = {
             "pattern_share": counts,
             "pattern_share_all": counts.where(learned, 0).sum(("layer", "head")),
-            "sensitivity": statistics.sums["sensitivity_chunks"].sum("layer"),
+            "sensitivity": sums["sensitivity_chunks"].sum("layer"),
         }
+        trend, null = of_prompts["trend"].transpose("prompt", "layer", "head"), of_prompts["trend_null"].isel(layer=0, drop=True)
+        counts = np.where(trend.notnull().any("prompt"), counts_tokens(trend.values, null.values), -1)
         measured = {"chunk_pattern": chunk_pattern} | {name: _share(of) for name, of in shares.items()}
+        measured |= {
+            "trend": trend,
+            "trend_slope": of_prompts["trend_slope"],
+            "trend_null": null,
+            "chunk_trend": sums["chunk_trend"] / sums["chunk_trend_chunks"].where(sums["chunk_trend_chunks"] > 0),
+            "counts_tokens": (trend.dims[1:], counts.astype(np.int8)),
+        }
         return described_group(measured, _TEXTS)
 
 

@@ -1,21 +1,24 @@
 """What f_phi reads: how much of a head's position variance the token, its index, its segment and the previous token explain.
 
-    z_i = token[t_i] + index(i) + segment(number, place of i in lines, sentences, ... and named spans) + previous[t_{i-1}] + rest
+    z_i = index(i) + segment(number and place of i in lines, sentences, ... and named spans) + token[t_i] + previous[t_{i-1}] + rest
 
-A sum, fitted by ridge regression and judged on prompts that it was not fitted to; shares of the variance within prompts are averaged over
-all orders of adding sources (`kernels.variance_shares`: Shapley values of the held-out R^2), so that collinear sources - a token that
-always opens a line - divide what both explain. What is left is the rest: context, products of sources, noise.
+A sum, fitted by ridge regression (`kernels.held_out`) and judged on stretches of text that it was not fitted to.
 
-    token, previous    an effect per token id, shrunk: one that n tokens were fitted to keeps about n / (n + shrinkage) of their mean
+    alone   R^2 of one source without the others
+    share   what a source adds to those before it, in this order - from few effects to many; the shares and the rest sum to 1
+
+    token, previous    an effect per token id, shrunk: one that n tokens were fitted to keeps n / (n + shrinkage) of their mean
     index, numbers     a line, and departures from it at 0, 1, 4, 16, 64, ..., linear in between, shrunk alike
 
-Nothing can be told of a token that no other prompt holds: held-out tokens count where they and the token before them occur among the
-prompts fitted to, and `counted_share` says how many do. The first token of a prompt, which has no previous one and often stands apart,
-is left out. Folds go by the prompts' contents, not by their order; equal prompts share a fold. A position's shift of a whole prompt
-changes no logit, so variance is that within prompts. Where gates count positions (CoPE) it is the mean gate of a token (`gate_by_token`)
+Each different prompt is cut into stretches of `STRETCH` tokens or more, so that one text is enough; prompts too short to be cut are
+held out whole. Equal prompts are one. Held-out tokens count where they and the token before them occur in other folds, and
+`counted_share` says how many do. The first token of a prompt, which has no previous one and often stands apart, is left out. A shift of
+a whole prompt changes no logit, so variance is that within prompts. Where gates count positions (CoPE) it is the mean gate of a token
 that is explained. Held-out values may be negative: a source that misleads.
 
-`follows_from_token`: the token alone explains `FOLLOWS` of the variance or more - the head reads its input embedding and nothing else.
+    alone_null    the largest `alone` of `DRAWS` permutations of a head's positions over the tokens of each prompt
+    line_step     how far the last tokens of lines stand from the other tokens, in standard deviations
+    kind          what a head of a layer that learns positions does (`head_kinds`)
 
 Statistics keep positions of at most `tokens` tokens of each prompt, drawn by its content. Knows nothing about models.
 """
@@ -24,7 +27,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -37,34 +40,79 @@ from torch import Tensor
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.kernels.gate_sums import gate_sums
+from repo_interp.measures.kernels.held_out import Codes, HeldOut, Marks, Rows, one_hot
+from repo_interp.measures.kernels.rank_trend import counts_tokens, rank_trend, trend_null
 from repo_interp.measures.kernels.segmentation import INSIDE, STARTS, Kinds
-from repo_interp.measures.kernels.variance_shares import Explained, Predictors, explained
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.segments import KINDS
 from repo_interp.measures.statistics import Needs, SegmentMeasure, Statistics
+from repo_interp.positions.layouts import LEARNED
 from repo_interp.values import Positive
 
-SOURCES = ("token", "index", "segment", "previous")
+SOURCES = ("index", "segment", "token", "previous")
 REST = "rest"
+KINDS_OF_HEADS = ("counts tokens", "marks lines", "places words", "places in segments")
 FOLLOWS = 0.9
-"""Share of a head's position variance that the token alone explains, on held-out prompts, from which they follow from the token."""
-LEAST = 2
-"""Different prompts that are needed."""
+"""Held-out R squared of the token alone from which positions follow from it."""
+STRETCH = 32
+"""Tokens of a held-out stretch, at least, where a prompt is not needed in smaller ones."""
+MOST = 4096
+"""Previous tokens that have an effect of their own: what is solved at once grows with their square."""
+DRAWS = 3
+"""Permutations of the null."""
+DOMINATES = 0.3
+"""Held-out R squared from which a head is called by the source with the largest share."""
+STEPS = 1.0
+"""Standard deviations that a head which marks lines steps by, at least."""
+FLAT = 1e-20
+"""Variance within prompts, relative to the mean square, below which a head is constant."""
 _UNNAMED = ("rest", "separator")
 """Spans that are no segments."""
+OfSources = Float[np.ndarray, "*head source"]
 _TEXTS = {
-    "share": ("share of a head's position variance that a source explains on held-out prompts, mean over orders of sources", "1"),
+    "share": ("held-out share of a head's position variance that a source adds to those before it", "1"),
     "alone": ("held-out R squared of one source without the others", "1"),
-    "unique": ("held-out R squared that is lost without a source", "1"),
+    "alone_null": (f"the same of positions permuted over the tokens of each prompt, largest of {DRAWS} draws", "1"),
     "r_squared": ("held-out R squared of all sources: the sum of their shares", "1"),
     "r_squared_error": ("standard error of R squared over folds", "1"),
     "follows_from_token": (
         f"1 where the token alone explains {FOLLOWS:g} of a head's position variance, -1 for a head without any",
         "1",
     ),
-    "counted_share": ("share of tokens that, with the one before them, occur in prompts of other folds", "1"),
+    "line_step": ("positions of the last tokens of lines less those of other tokens, in standard deviations", "1"),
+    "line_step_null": ("size of line_step that 95 % of permuted positions stay within", "1"),
+    "kind": ("what a head with learned positions does, in words", "1"),
+    "counted_share": ("share of tokens that, with the one before them, occur in other folds", "1"),
     "counted_tokens": ("tokens that shares are taken over", "tokens"),
 }
+
+
+def head_kinds(
+    counts: Bool[np.ndarray, "*head"],
+    share: OfSources,
+    alone: OfSources,
+    null: OfSources,
+    line_step: Float[np.ndarray, "*head"],
+    line_step_null: float = 0.0,
+) -> np.ndarray:
+    """Return what every head does, as text.
+
+    Args:
+        counts: Whether the rank correlation with the token index is above .8 and its null in every prompt.
+        share: What each of `SOURCES` adds to those before it; further ones are ignored.
+        alone: What each explains without the others. A head is called by the source with the largest share, where
+            this reaches `DOMINATES` and its null.
+        null: The same of permuted positions.
+        line_step: Step at line ends, in standard deviations.
+        line_step_null: The size that permuted positions stay within.
+
+    Returns:
+        "counts tokens", "marks lines", "places words", "places in segments", or "other": the first that holds.
+    """
+    leads = (share == share[..., : len(SOURCES)].max(-1, keepdims=True)) & (alone >= np.fmax(null, DOMINATES))
+    marks = np.abs(line_step) >= np.fmax(line_step_null, STEPS)
+    holds = (counts, marks, leads[..., SOURCES.index("token")], leads[..., SOURCES.index("segment")])
+    return np.select(holds, KINDS_OF_HEADS, "other")
 
 
 @dataclass(frozen=True)
@@ -73,11 +121,11 @@ class PositionSources(SegmentMeasure):
 
     kinds: Kinds = KINDS
     """Kinds of segments beside the prompts' named spans."""
-    folds: Annotated[int, Interval(ge=LEAST, le=1000)] = 5
-    """Parts of the prompts, each held out once; fewer where there are fewer prompts."""
+    folds: Annotated[int, Interval(ge=2, le=1000)] = 5
+    """Parts of the text, each held out once."""
     shrinkage: Positive = 1.0
     """Ridge penalty of the effects, in tokens without an effect that weigh as much."""
-    tokens: Annotated[int, Interval(ge=LEAST, le=65_536)] = 1024
+    tokens: Annotated[int, Interval(ge=2, le=65_536)] = 1024
     """Most tokens of a prompt."""
     name: str = "position_sources"
 
@@ -95,79 +143,123 @@ class PositionSources(SegmentMeasure):
             raise InputError(
                 "position_sources needs the ids of tokens, which these attention inputs lack; set AttentionInputs.tokens"
             )
-        values, names = _quantity(inputs), _segment_names(spans, self.kinds)
-        count = min(self.tokens, max(1, inputs.valid.shape[1] - 1))
-        prompts = inputs.valid.shape[0]
-        kept = np.full((prompts, inputs.heads, count), np.nan, dtype=np.float32)
-        ids = {name: np.full((prompts, count), -1, dtype=np.int64) for name in ("token_id", "previous_id", "token_index")}
-        places = {name: np.full((prompts, len(names), count), -1, dtype=np.int32) for name in ("number", "place")}
-        contents = np.zeros(prompts, dtype=np.int64)
-        for row in range(prompts):
-            valid = inputs.valid[row].nonzero()[:, 0].cpu().numpy()
-            tokens = inputs.tokens[row].cpu().numpy()
-            contents[row] = zlib.crc32(np.ascontiguousarray(tokens[valid], dtype=np.int64).tobytes())
-            order = np.random.default_rng(contents[row]).permutation(len(valid) - 1)[:count] + 1
-            index = np.sort(order)
-            chosen = valid[index]
-            kept[row, :, : len(index)] = values[row][:, torch.as_tensor(chosen, device=values.device)].cpu().numpy()
-            for name, of_prompt in zip(ids, (tokens[chosen], tokens[valid[index - 1]], index), strict=True):
-                ids[name][row, : len(index)] = of_prompt
-            for column, name in enumerate(names):
-                number, place = _places_in(spans, name, row, valid)
-                places["number"][row, column, : len(index)] = number[index]
-                places["place"][row, column, : len(index)] = place[index]
-        axes = ("prompt", "layer", "segment", "sample")
-        record = {"value": (("prompt", "layer", "head", "sample"), kept), "content": (axes[:2], contents)}
-        record |= {name: ((*axes[:2], "sample"), of_all) for name, of_all in ids.items()}
-        record |= {name: (axes, of_all) for name, of_all in places.items()}
-        return Statistics(per_prompt=arrays(inputs, record, segment=list(names), sample=np.arange(count)))
+        segments, quantity = _segment_spans(spans, self.kinds), _quantity(inputs).float().cpu().numpy()
+        prompts, count = len(quantity), min(self.tokens, max(1, quantity.shape[-1] - 1))
+        values = np.full((prompts, inputs.heads, count), np.nan, dtype=np.float32)
+        ids, contents = np.full((prompts, 3, count), -1), np.zeros(prompts, dtype=np.int64)
+        places = np.full((prompts, len(segments), 3, count), -1, dtype=np.int32)
+        for row, valid in enumerate(inputs.valid.cpu().numpy()):
+            tokens = inputs.tokens[row].cpu().numpy()[valid].astype(np.int64)
+            contents[row] = zlib.crc32(tokens.tobytes())
+            index = 1 + np.sort(np.random.default_rng(contents[row]).permutation(len(tokens) - 1)[:count])
+            used = slice(len(index))
+            values[row, :, used] = quantity[row][:, valid][:, index]
+            ids[row, :, used] = tokens[index], tokens[index - 1], index
+            for column, span in enumerate(segments.values()):
+                places[row, column, :, used] = _places_in(spans, span, row, valid)[:, index]
+        record = {
+            "value": (("prompt", "layer", "head", "sample"), values),
+            "ids": (("prompt", "layer", "part", "sample"), ids),
+            "places": (("prompt", "layer", "segment", "part", "sample"), places),
+            "content": (("prompt", "layer"), contents),
+        }
+        learned = arrays(inputs, {"learned": (("layer",), np.array(inputs.scheme in LEARNED, dtype=float))})
+        return Statistics(arrays(inputs, record, segment=list(segments), sample=np.arange(count)), learned)
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
-        """The group `position_sources` of a run; NaN where fewer than two different prompts were observed."""
-        measured = statistics.per_prompt
+        """The group `position_sources` of a run; sources are NaN where no token that counts occurs in two folds."""
+        _, first = np.unique(statistics.per_prompt["content"].isel(layer=0).values, return_index=True)
+        measured = statistics.per_prompt.isel(prompt=first)
         beside = measured.isel(layer=0)
-        present = beside["token_index"].values > 0
-        prompts = np.broadcast_to(np.arange(present.shape[0])[:, None], present.shape)[present]
-        contents, kinds_of_prompts = np.unique(beside["content"].values, return_inverse=True)
-        values = measured["value"].transpose("layer", "head", "prompt", "sample").values
-        layers, heads = values.shape[:2]
-        flat = values.reshape(layers * heads, *present.shape)[:, present].astype(np.float64)
-        known = np.flatnonzero(np.isfinite(flat).all(1))
-        result = Explained(*(np.full((layers * heads, *shape), np.nan) for shape in (*[(len(SOURCES),)] * 3, (), ())))
-        share, counted_tokens = np.nan, 0
-        if len(contents) >= LEAST and len(known):
-            folds = (kinds_of_prompts % min(self.folds, len(contents)))[prompts]
-            predictors = _predictors(beside, present)
-            counted = _seen_elsewhere(beside["token_id"].values[present], folds) & _seen_elsewhere(
-                beside["previous_id"].values[present], folds
-            )
-            share, counted_tokens = float(counted.mean()), int(counted.sum())
-            different, same = np.unique(flat[known], axis=0, return_inverse=True)  # heads that share positions are fitted once
-            centre = different.mean(1, keepdims=True)
-            fits = explained(different - centre, predictors, len(SOURCES), prompts, folds, counted, self.shrinkage)
-            for name in ("share", "alone", "unique", "r_squared", "error"):
-                getattr(result, name)[known] = getattr(fits, name)[same.ravel()]
-        return _group(result, measured, share, counted_tokens)
+        ids = beside["ids"].transpose("part", "prompt", "sample").values
+        present = ids[2] > 0
+        places = beside["places"].transpose("segment", "part", "prompt", "sample").values[..., present]
+        prompts, folds = np.nonzero(present)[0], _folds(present, self.folds)
+        token, previous, index = ids[:, present]
+        counted = _seen_elsewhere(token, folds) & _seen_elsewhere(previous, folds)
+        segments = [part for number, place, last in places for part in (_piecewise(number), _piecewise(place), last[:, None] > 0)]
+        columns = {
+            "index": sparse.csr_array(_piecewise(index)),
+            "segment": sparse.csr_array(np.hstack(segments, dtype=float)),
+            "token": one_hot(token),
+            "previous": one_hot(_frequent(previous)),
+        }
+        values = measured["value"].transpose("layer", "head", "prompt", "sample").values[:, :, present].astype(float)
+        known = np.isfinite(values).all(-1)
+        # Heads that share positions are fitted once.
+        different, same = np.unique(values[known], axis=0, return_inverse=True)
+        lines = (places[beside["segment"].values == "lines", 2] > 0).any(0)
+        fits, step_null = _by_prompt(different.T, prompts, lines)
+        fits |= _explained(different.T, columns, HeldOut(prompts, folds, counted, self.shrinkage))
+        found = {name: np.full((*known.shape, *each.shape[1:]), np.nan) for name, each in fits.items()}
+        for name, each in fits.items():
+            found[name][known] = each[same.ravel()]
+        judged = (found[name] for name in ("share", "alone", "alone_null", "line_step"))
+        kind = head_kinds(found["counts"] == 1, *judged, line_step_null=step_null)
+        alone = found["alone"][..., SOURCES.index("token")]
+        found["follows_from_token"] = np.where(np.isfinite(alone), alone >= FOLLOWS, -1).astype(np.int8)
+        found["kind"] = np.where(statistics.sums["learned"].values[:, None] > 0, kind, "").astype(object)
+        axes = ("layer", "head", "source")
+        group = {name: (axes[: each.ndim], each) for name, each in found.items()}
+        single = {
+            "counted_share": counted.sum() / (len(counted) or np.nan),
+            "counted_tokens": counted.sum(),
+            "line_step_null": step_null,
+        }
+        group |= {name: ((), value) for name, value in single.items()}
+        return described_group(group, _TEXTS, {**{axis: measured[axis].values for axis in axes[:2]}, "source": [*SOURCES, REST]})
 
 
-def _group(result: Explained, measured: xr.Dataset, counted_share: float, counted_tokens: int) -> xr.Dataset:
-    shape = (measured.sizes["layer"], measured.sizes["head"])
-    token = result.alone[:, SOURCES.index("token")]
-    nothing = np.full((len(token), 1), np.nan)
-    of_heads = {
-        "share": np.concatenate([result.share, 1 - result.r_squared[:, None]], axis=1),
-        "alone": np.concatenate([result.alone, nothing], axis=1),
-        "unique": np.concatenate([result.unique, nothing], axis=1),
-        "r_squared": result.r_squared,
-        "r_squared_error": result.error,
-        "follows_from_token": np.where(np.isfinite(token), token >= FOLLOWS, -1).astype(np.int8),
+def _explained(values: Rows, columns: dict[str, sparse.csr_array], held_out: HeldOut) -> dict[str, Float[np.ndarray, "row *any"]]:
+    """What is explained of every row, by name; NaN without variance, or without a sample that counts."""
+    prompts, rows = one_hot(held_out.prompts), values.shape[1]
+    flat = FLAT * np.square(values).sum(0)
+    values = values - prompts @ ((prompts.T @ values) / prompts.sum(axis=0)[:, None])
+    random = np.random.default_rng(0)
+    orders = [np.lexsort((random.random(len(values)), held_out.prompts)) for _ in range(DRAWS)]
+    drawn = np.concatenate([values, *(values[order] for order in orders)], axis=1)
+    total = held_out.squares(drawn)
+    total[:, np.tile(total[:, :rows].sum(0) <= flat, 1 + DRAWS)] = np.nan
+
+    def missed(values: Rows, sources: tuple[str, ...]) -> Rows:
+        category = next((name for name in ("token", "previous") if name in sources), None)
+        categories = sparse.csr_array((len(values), 0)) if category is None else columns[category]
+        dense = sparse.hstack([prompts, *(columns[name] for name in sources if name != category)])
+        return held_out.errors(values, sparse.csr_array(dense), categories)
+
+    with np.errstate(divide="ignore", invalid="ignore"):
+        alone = np.stack([1 - missed(drawn, (source,)).sum(0) / total.sum(0) for source in SOURCES], axis=-1)
+        alone = np.pad(alone.reshape(1 + DRAWS, rows, -1), ((0, 0), (0, 0), (0, 1)), constant_values=np.nan)
+        total = total[:, :rows]
+        errors = [missed(values, SOURCES[:count]) for count in range(1, 1 + len(SOURCES))]
+        added = np.stack([1 - each.sum(0) / total.sum(0) for each in errors], axis=-1)
+        error = (1 - errors[-1] / total).std(0) / np.sqrt(len(total) - 1 or np.nan)
+    share = np.diff(added, axis=1, prepend=0.0, append=1.0)
+    null = alone[1:].max(0)
+    return {"share": share, "alone": alone[0], "alone_null": null, "r_squared": added[:, -1], "r_squared_error": error}
+
+
+def _by_prompt(values: Rows, prompts: Codes, line_ends: Marks) -> tuple[dict[str, Float[np.ndarray, " row"]], float]:
+    """Whether every row counts tokens, and its step at line ends, mean over prompts that have some; and what 95 % of permutations stay
+    within.
+    """
+    trends, nulls, steps, variances = [], [], [], []
+    for prompt in np.unique(prompts):
+        here, ends = values[prompts == prompt], line_ends[prompts == prompt]
+        count, last = len(ends), int(ends.sum())
+        trends.append(rank_trend(here.T))
+        nulls.append(trend_null(count))
+        if 0 < last < count:
+            # Of a permutation: the variance of the mean of `last` of `count` numbers less the mean of the others.
+            variances.append(count**2 / (last * (count - last) * (count - 1)))
+            with np.errstate(divide="ignore", invalid="ignore"):
+                steps.append((here[ends].mean(0) - here[~ends].mean(0)) / here.std(0))
+    nothing = np.full((1, values.shape[1]), np.nan)
+    found = {
+        "counts": counts_tokens(np.array(trends or nothing), np.array(nulls or [np.nan])).astype(float),
+        "line_step": np.mean(steps or nothing, axis=0),
     }
-    axes = ("layer", "head", "source")
-    values: dict[str, Any] = {
-        name: (axes[: 1 + of_head.ndim], of_head.reshape(*shape, *of_head.shape[1:])) for name, of_head in of_heads.items()
-    }
-    values |= {"counted_share": ((), counted_share), "counted_tokens": ((), counted_tokens)}
-    return described_group(values, _TEXTS, {**{axis: measured[axis].values for axis in axes[:2]}, "source": [*SOURCES, REST]})
+    return found, 1.96 * sum(variances) ** 0.5 / (len(variances) or np.nan)
 
 
 def _quantity(inputs: AttentionInputs) -> Float[Tensor, "prompt head token"]:
@@ -180,66 +272,50 @@ def _quantity(inputs: AttentionInputs) -> Float[Tensor, "prompt head token"]:
     return torch.full(inputs.queries.shape[:3], torch.nan, device=inputs.valid.device)
 
 
-def _segment_names(spans: Spans, kinds: tuple[str, ...]) -> tuple[str, ...]:
-    """Kinds of segments, and named spans that are no part of another."""
+def _segment_spans(spans: Spans, kinds: tuple[str, ...]) -> dict[str, str]:
+    """The span of every kind of segments, and those named spans that are no part of another, by the names of their segments."""
     named = sorted(name for name in spans if "." not in name and name not in _UNNAMED)
-    return (*kinds, *(f"span {name}" for name in named))
+    return {**{kind: INSIDE + kind for kind in kinds}, **{f"span {name}": name for name in named}}
 
 
-def _places_in(
-    spans: Spans, name: str, row: int, valid: Int[np.ndarray, " token"]
-) -> tuple[Int[np.ndarray, " token"], Int[np.ndarray, " token"]]:
-    """For the `valid` tokens of prompt `row`: the number of the segment `name` that each lies in, and its place there; -1 for none.
+def _places_in(spans: Spans, span: str, row: int, valid: Marks) -> Int[np.ndarray, "part token"]:
+    """For the `valid` tokens of prompt `row`: the number of the segment of `span` that each lies in, its place there, and 1 for
+    the last token before another segment, 0 for others; -1 for none.
 
-    Of a named span every unbroken stretch is a segment.
+    Where a span does not say where segments start, every unbroken stretch is one.
     """
-    own = name.removeprefix("span ") if name.startswith("span ") else INSIDE + name
-    outside = np.full(len(valid), -1, dtype=np.int64)
-    if own not in spans or not bool(spans[own][row].any()):
-        return outside, outside
-    inside = spans[own][row].cpu().numpy()[valid]
-    starts = spans.get(own + STARTS)
-    begins = inside & ~np.concatenate([[False], inside[:-1]]) if starts is None else starts[row].cpu().numpy()[valid]
-    index = np.arange(len(valid))
-    first = np.maximum.accumulate(np.where(begins, index, 0))
-    return np.where(inside, begins.cumsum() - 1, -1), np.where(inside, index - first, -1)
+    if span not in spans:
+        return np.full((3, valid.sum()), -1)
+    inside = spans[span][row].cpu().numpy()[valid]
+    starts = spans.get(span + STARTS)
+    begins = inside & ~np.append(False, inside[:-1]) if starts is None else starts[row].cpu().numpy()[valid]
+    index = np.arange(len(inside))
+    place = index - np.maximum.accumulate(np.where(begins, index, 0))
+    return np.where(inside, [begins.cumsum() - 1, place, np.append(begins[1:], False)], -1)
 
 
-def _predictors(beside: xr.Dataset, present: Bool[np.ndarray, "prompt sample"]) -> Predictors:
-    """Columns of every source: a category per token id, and piecewise linear functions of counts."""
-    parts: list[tuple[str, sparse.csr_array, bool]] = [
-        ("token", _categories(beside["token_id"].values[present]), False),
-        ("index", _piecewise(beside["token_index"].values[present]), True),
-        ("previous", _categories(beside["previous_id"].values[present]), False),
-    ]
-    for name in beside["segment"].values:
-        number, place = (beside[part].sel(segment=name).values[present] for part in ("number", "place"))
-        if (number >= 0).any():
-            inside = sparse.csr_array((number >= 0).astype(float)[:, None])
-            parts += [("segment", column, True) for column in (inside, _piecewise(number), _piecewise(place))]
-    columns = sparse.csr_array(sparse.hstack([part for _, part, _ in parts], format="csr"))
-    widths = [part.shape[1] for _, part, _ in parts]  # pyright: ignore[reportOptionalSubscript]
-    groups = np.repeat([SOURCES.index(source) for source, _, _ in parts], widths)
-    return Predictors(columns, groups, np.repeat([dense for _, _, dense in parts], widths))
-
-
-def _categories(ids: Int[np.ndarray, " sample"]) -> sparse.csr_array:
-    _, codes = np.unique(ids, return_inverse=True)
-    return sparse.csr_array((np.ones(len(ids)), (np.arange(len(ids)), codes)), shape=(len(ids), int(codes.max()) + 1))
-
-
-def _piecewise(counts: Int[np.ndarray, " sample"]) -> sparse.csr_array:
-    """A line, as a share of the largest count, and hat functions around 0, 1, 4, 16, ..., the last constant beyond; 0 for a count of -1."""
-    largest = int(counts.max())
-    if largest < 1:
-        return sparse.csr_array((len(counts), 0))
-    knots = np.array([0, *(4**power for power in range(16) if 4**power < largest)])
+def _piecewise(counts: Codes) -> Rows:
+    """A line up to 10, so that it is hardly shrunk, and hat functions around 0, 1, 4, 16, ..., the last constant beyond; 0 for -1."""
+    largest = int(counts.max(initial=0))
+    knots = [0, *(4**power for power in range(16) if 4**power < largest)]
     hats = [np.interp(counts, knots, hat) for hat in np.eye(len(knots))]
-    return sparse.csr_array(np.where(counts[:, None] >= 0, np.stack([counts / largest, *hats], axis=1), 0.0))
+    return np.where(counts[:, None] >= 0, np.stack([10 * counts / max(largest, 1), *hats], axis=1), 0.0)
 
 
-def _seen_elsewhere(ids: Int[np.ndarray, " sample"], folds: Int[np.ndarray, " sample"]) -> Bool[np.ndarray, " sample"]:
+def _frequent(ids: Codes) -> Codes:
+    """The `MOST` most frequent ids as they are, -1 for the others, which so share an effect."""
+    different, counts = np.unique(ids, return_counts=True)
+    return np.where(np.isin(ids, different[np.argsort(-counts, kind="stable")[:MOST]]), ids, -1)
+
+
+def _folds(present: Bool[np.ndarray, "prompt sample"], folds: int) -> Codes:
+    """The fold of every sample: each prompt is cut into stretches, which folds take in turn, another one first in every prompt."""
+    counts, number = present.sum(1, keepdims=True), np.arange(len(present))[:, None]
+    stretches = np.clip(counts // STRETCH, -(-folds // len(present)), 2 * folds)
+    return (((present.cumsum(1) - 1) * stretches // np.maximum(counts, 1) + number) % folds)[present]
+
+
+def _seen_elsewhere(ids: Codes, folds: Codes) -> Marks:
     """Whether the id of each sample occurs in a fold other than its own."""
-    _, codes = np.unique(ids, return_inverse=True)
-    held_in = sparse.csr_array((np.ones(len(ids)), (codes, folds))).toarray() > 0
-    return held_in.sum(1)[codes] > 1
+    of_id = one_hot(ids)
+    return of_id @ ((of_id.T @ one_hot(folds)) > 0).sum(axis=1) > 1

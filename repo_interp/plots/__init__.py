@@ -38,7 +38,7 @@ from repo_interp.plots.views.gates import position_attention as position_attenti
 from repo_interp.plots.views.patterns import pattern_sensitivity as pattern_sensitivity
 from repo_interp.plots.views.patterns import pattern_shares as pattern_shares
 from repo_interp.plots.views.perturbation import perturbation_grid as perturbation_grid
-from repo_interp.plots.views.position_sources import position_source_bars as position_source_bars
+from repo_interp.plots.views.position_sources import head_kinds as head_kinds
 from repo_interp.plots.views.positions import position_grid as position_grid
 from repo_interp.plots.views.positions import position_lines as position_lines
 from repo_interp.plots.views.ranges import position_ranges as position_ranges

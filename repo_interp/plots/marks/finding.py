@@ -37,12 +37,13 @@ class Finding:
         return ", ".join(part for part in named if part)
 
 
-def heads_named(heads: Sequence[tuple[int, int]], most: int = 4) -> str:
-    """Heads as text: "L0 H0-H3", "L0 H1, L2 H0 and 7 more"."""
+def heads_named(heads: Sequence[tuple[int, int]], most: int = 4, per_layer: int = 0) -> str:
+    """Heads as text: "L0 H0-H3", "L0 H1, L2 H0 and 7 more"; "L3" where a layer has `per_layer` heads and all are among them."""
     runs = []
     for _, some in groupby(enumerate(sorted(heads)), key=lambda each: (each[1][0], each[1][1] - each[0])):
         run = [head for _, head in some]
-        runs.append((f"L{run[0][0]} H{run[0][1]}" + (f"-H{run[-1][1]}" if len(run) > 1 else ""), len(run)))
+        of_layer = f" H{run[0][1]}" + (f"-H{run[-1][1]}" if len(run) > 1 else "") if len(run) != per_layer else ""
+        runs.append((f"L{run[0][0]}{of_layer}", len(run)))
     shown = runs[:most]
     rest = len(heads) - sum(count for _, count in shown)
     return ", ".join(text for text, _ in shown) + (f" and {rest} more" if rest else "")

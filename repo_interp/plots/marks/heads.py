@@ -47,6 +47,8 @@ class HeadMap:
     """The same [prompt, layer, head], of which `values` are the means."""
     learned: bool = False
     """Whether only heads of layers that learn positions, where any does, are worth naming: those of others are alike."""
+    colours: np.ndarray | None = None
+    """Colours [layer, head], where they stand for something else than the values."""
 
     def data(self) -> dict[str, Any]:
         """The map as JSON: `values` and `control` by layer and head with six significant digits, the colour of every cell, and
@@ -55,7 +57,7 @@ class HeadMap:
         values = self.values.transpose("layer", "head")
         data = values.values.astype(float)
         colours, norm = scale(data)
-        shades = mpl.colormaps[colours](norm(data))
+        shades = np.vectorize(to_hex, signature="(n)->()")(mpl.colormaps[colours](norm(data)))
         control = None if self.control is None else self.control.transpose("layer", "head")
         prompts = None if self.prompts is None else self.prompts.transpose("prompt", "layer", "head")
         return {
@@ -64,8 +66,10 @@ class HeadMap:
             "mean": str(values.attrs.get(MEAN, "")),
             **head_axes(values),
             "values": nested_digits(data),
-            "colours": np.where(np.isfinite(data), np.vectorize(to_hex, signature="(n)->()")(shades), MISSING).tolist(),
-            "scale": [to_hex(shade) for shade in mpl.colormaps[colours](np.linspace(0, 1, SHADES))],
+            "colours": np.where(np.isfinite(data), shades if self.colours is None else self.colours, MISSING).tolist(),
+            "scale": [to_hex(shade) for shade in mpl.colormaps[colours](np.linspace(0, 1, SHADES))]
+            if self.colours is None
+            else None,
             "ends": digits_of([norm.vmin, norm.vmax]),
             "prompts": {"numbers": prompts["prompt"].values.tolist(), "values": nested_digits(prompts.values)}
             if prompts is not None and prompts.sizes["prompt"] > 1

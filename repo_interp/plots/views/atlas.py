@@ -70,39 +70,45 @@ def head_columns(atlas: xr.Dataset) -> dict[str, xr.DataArray]:
     return columns
 
 
-def names_of(atlas: xr.Dataset) -> np.ndarray:
+def names_of(atlas: xr.Dataset, variable: str = "name") -> np.ndarray:
     """The names of every head [layer, head], in their order."""
-    text = atlas["name"].transpose("layer", "head").values
+    text = atlas[variable].transpose("layer", "head").values
     return np.vectorize(lambda names: tuple(part for part in str(names).split(", ") if part), otypes=[object])(text)
 
 
-@style()
 def atlas_names(run: xr.DataTree) -> PaperFigure:
     """The names of every head: a cell per layer and head in the colour of its first name; the number of further ones in the cell. Of
     several runs a panel for each.
     """
-    atlas = group(run, "atlas")
-    panels = {"First name of a head": atlas}
+    labels = group(run, "atlas")["label"].values
+    figure = names_figure(run, "atlas", "name", labels, "First name of a head")
+    figure.caption = "First name of a head, run by run; +1: the head has another name." if has_runs(run) else ""
+    return figure
+
+
+@style()
+def names_figure(run: xr.DataTree, name: str, variable: str, labels: Sequence[str], title: str) -> PaperFigure:
+    """Texts `variable` [layer, head] of the group `name`, all among `labels`, as cells; of several runs a panel for each."""
+    named = group(run, name)
+    panels = {title: named}
     if has_runs(run):
         runs = runs_of(run)
-        panels = {runs.title(name): atlas.sel(run=name) for name in spread(runs.names, BESIDE)}
-    labels = [str(label) for label in atlas["label"].values]
+        panels = {runs.title(name): named.sel(run=name) for name in spread(runs.names, BESIDE)}
     palette, ticks = mpl.colormaps["tab20"], 32 // len(panels)
     colours = {label: to_hex(palette((2 * place) % 20 + (2 * place) // 20)) for place, label in enumerate(labels)}
-    width = PAGE_WIDTH if len(panels) > 1 else min(PAGE_WIDTH, 1.2 + 0.36 * atlas.sizes["head"])
-    figure = paper_figure(width, 0.8 + 0.17 * max(6, atlas.sizes["layer"]))
+    width = PAGE_WIDTH if len(panels) > 1 else min(PAGE_WIDTH, 1.2 + 0.36 * named.sizes["head"])
+    figure = paper_figure(width, 0.8 + 0.17 * max(6, named.sizes["layer"]))
     axes: Any = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for ax, (title, of_run) in zip(axes, panels.items(), strict=True):
-        draw_names(ax, names_of(of_run), colours)
-        name_ticks(ax.xaxis, atlas["head"].values, ticks)
-        name_ticks(ax.yaxis, atlas["layer"].values, 32)
+        draw_names(ax, names_of(of_run, variable), colours)
+        name_ticks(ax.xaxis, named["head"].values, ticks)
+        name_ticks(ax.yaxis, named["layer"].values, 32)
         ax.set(xlabel="head", title=title)
         scheme_swatches(ax, schemes(of_run), "y")
     axes[0].set_ylabel("layer")
-    first = {of[0] for of_run in panels.values() for of in names_of(of_run).ravel() if of}
+    first = {of[0] for of_run in panels.values() for of in names_of(of_run, variable).ravel() if of}
     handles = [Patch(facecolor=colours[label], label=label) for label in labels if label in first]
     legend_below(figure, [*handles, Patch(facecolor=MISSING, label=NO_NAME)])
-    figure.caption = "First name of a head, run by run; +1: the head has another name." if len(panels) > 1 else ""
     return figure
 
 

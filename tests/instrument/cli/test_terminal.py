@@ -93,8 +93,8 @@ TOKENS = ("attention_rows", "predictions")
         ("alibi", {"components", "three_axis", "attention_mass", *TOKENS}),
         ("hope@1", {"components", "three_axis", "fake_distance", "rotation", "attention_mass", *TOKENS}),
         ("cope", {"gates", "attention_mass", *TOKENS}),
-        ("repo,cope,rope", {"positions", "patterns", "gates", "attention_mass", *TOKENS}),
-        ("repo@1", {"positions", "patterns", "attention_mass", *TOKENS}),
+        ("repo,cope,rope", {"positions", "patterns", "position_sources", "gates", "attention_mass", *TOKENS}),
+        ("repo@1", {"positions", "patterns", "position_sources", "attention_mass", *TOKENS}),
     ],
 )
 def test_default_measures_follow_the_checkpoint(layout, groups):

@@ -74,7 +74,8 @@ DIFFERS: dict[str, dict[str, dict[str, tuple[Expected, str]]]] = {
     "scale": {
         "positions": {name: (lambda z: z * SCALE, "it is what was scaled") for name in ("position", "position_range")},
         "patterns": {
-            "sensitivity": (lambda grid: grid.shift(epsilon=2), "its grid of tolerances is in positions: 4 times is two on")
+            "sensitivity": (lambda grid: grid.shift(epsilon=2), "its grid of tolerances is in positions: 4 times is two on"),
+            "trend_slope": (lambda slope: slope * SCALE, "it is in positions per token"),
         },
         "components": {
             "position_reach": (lambda reach: reach * SCALE, "it is a difference of positions"),
@@ -88,13 +89,6 @@ DIFFERS: dict[str, dict[str, dict[str, tuple[Expected, str]]]] = {
     },
     "duplication": {
         "components": {"distance_pairs": (lambda pairs: 2 * pairs, "it is a count")},
-        "position_sources": {
-            "counted_tokens": (lambda tokens: 2 * tokens, "it is a count"),
-            **dict.fromkeys(
-                ("share", "alone", "unique", "r_squared", "r_squared_error", "follows_from_token"),
-                (None, "a ridge shrinks an effect less, the more tokens it was fitted to"),
-            ),
-        },
         **{name: dict.fromkeys(variables, (None, DRAWN)) for name, variables in BY_NUMBER.items()},
     },
     "relabelling": {name: dict.fromkeys(variables, (None, DRAWN)) for name, variables in BY_NUMBER.items()},

@@ -13,10 +13,12 @@ import xarray as xr
 from attention_inputs import OFFICIAL, official_inputs, random_inputs
 from families import repositioned
 from numpy.testing import assert_allclose, assert_array_equal
+from scipy.stats import spearmanr
 
 import repo_interp as ri
 from repo_interp.experiments import Atlas
 from repo_interp.measures.attention_mass import AttentionMass, span_mass
+from repo_interp.measures.kernels.rank_trend import counts_tokens, trend_null
 from repo_interp.measures.kernels.segmentation import variance_between
 from repo_interp.measures.patterns import Patterns, chunk_patterns
 from repo_interp.measures.positions import Positions, position_range
@@ -145,6 +147,44 @@ def test_layers_without_positions_have_no_chunk_and_no_share():
     group = Patterns().conclude(Patterns().observe(random_inputs(scheme="nope"), {}))
     assert (group["chunk_pattern"] == -1).all()
     assert np.isnan(group["pattern_share"]).all() and np.isnan(group["pattern_share_all"]).all()
+
+
+def test_the_trend_is_the_rank_correlation_with_the_index_and_its_null_that_of_permutations():
+    random, valid = np.random.default_rng(0), torch.arange(200) < torch.tensor([[200], [150]])
+    index = np.arange(200)
+    heads = [
+        index,
+        -0.04 * index + random.normal(size=200),
+        random.normal(size=200),
+        np.round(np.sin(index), 1),
+        np.full(200, 2.0),
+    ]
+    positions = torch.as_tensor(np.broadcast_to(np.array(heads, float), (2, 5, 200)).copy())
+    positions[1, :, 150:] = torch.nan
+    inputs = dataclasses.replace(random_inputs(heads=5, kv_heads=5, valid=valid), positions=positions)
+    measure = Patterns()
+    group = measure.conclude(measure.observe(inputs, {})).isel(layer=0)
+    for prompt, count in enumerate((200, 150)):
+        for head in range(4):
+            z = heads[head][:count]
+            own = group.sel(prompt=prompt, head=head)
+            assert float(own["trend"]) == pytest.approx(spearmanr(z, index[:count]).statistic)
+            assert float(own["trend_slope"]) == pytest.approx(np.polyfit(index[:count], z, 1)[0], abs=1e-12)
+        drawn = [abs(spearmanr(random.permutation(heads[3][:count]), index[:count]).statistic) for _ in range(300)]
+        assert float(group["trend_null"].sel(prompt=prompt)) == pytest.approx(np.quantile(drawn, 0.95), rel=0.2), (
+            "ties change little"
+        )
+    chunks = [spearmanr(heads[1][at : at + 16], range(16)).statistic for at in (*range(0, 192, 16), *range(0, 144, 16))]
+    assert float(group["chunk_trend"].sel(head=1)) == pytest.approx(np.mean(chunks))
+    assert group["trend"].sel(head=4).isnull().all() and np.isnan(group["chunk_trend"].sel(head=4))
+    assert group["counts_tokens"].values.tolist() == [1, 1, 0, 0, -1]
+
+
+def test_a_head_counts_where_every_prompt_is_beyond_both_limits():
+    trend = np.array([[0.9, -0.9, 0.9, np.nan], [0.81, -0.85, 0.7, 0.9]])
+    assert counts_tokens(trend, np.array([0.1, 0.2])).tolist() == [True, True, False, False]
+    assert not counts_tokens(trend, np.array([0.1, 0.95])).any()
+    assert trend_null(2) == 1 and np.isnan(trend_null(1)) and trend_null(1000) == trend_null(1000) < 0.08
 
 
 # attention mass -------------------------------------------------------------------------------------------------------------------

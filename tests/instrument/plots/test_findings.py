@@ -139,6 +139,24 @@ def test_expected_tokens_are_beyond_the_commonest_one_and_the_least_expected_is_
     assert found(run, "predictions") == []
 
 
+def test_heads_that_count_tokens_are_named_with_their_direction_and_rate():
+    values = {
+        "pattern_share": (("layer", "head", "pattern"), np.tile([0.0, 0.0, 1.0], (3, 2, 1))),
+        "trend": (("prompt", "layer", "head"), np.full((2, 3, 2), 0.9) * [[[1, 1], [-1, -1], [1, -1]]]),
+        "trend_slope": (("prompt", "layer", "head"), np.full((2, 3, 2), -0.04)),
+        "trend_null": ("prompt", [0.1, 0.12]),
+        "counts_tokens": (("layer", "head"), np.array([[1, 1], [1, 1], [0, 1]])),
+        "scheme": ("layer", ["rope", "repo", "repo"]),
+    }
+    run = tree(patterns=xr.Dataset(values, {"layer": range(3), "head": range(2)}).set_coords("scheme"))
+    (backwards,) = found(run, "patterns")
+    assert backwards.sentence == "L1, L2 H1 count tokens backwards, 0.04 positions per token"
+    assert "stay within 0.12" in backwards.evidence
+    counts = run["patterns"].to_dataset().assign(counts_tokens=(("layer", "head"), np.zeros((3, 2))))
+    assert found(tree(patterns=counts), "patterns") == [], "that heads do not count is not what the classes say"
+    assert found(tree(patterns=counts.drop_vars("trend")), "patterns") == []
+
+
 def test_findings_are_ordered_by_weight_and_no_group_hides_another():
     taken = np.full((3, 2, 2), 0.02)
     taken[:, 0, 1] = 0.9
@@ -162,3 +180,11 @@ def test_findings_are_ordered_by_weight_and_no_group_hides_another():
 )
 def test_heads_are_named_shortly(heads, text):
     assert heads_named(heads) == text
+
+
+def test_layers_with_all_their_heads_are_named_alone():
+    heads = [(layer, head) for layer in (3, 5, 6, 7) for head in range(3)] + [(1, 0), (4, 1), (4, 2)]
+    assert (
+        heads_named(heads, per_layer=3) == "L1 H0, L3, L4 H1-H2, L5 and 6 more"
+        and heads_named(heads, 2, 3) == "L1 H0, L3 and 11 more"
+    )
