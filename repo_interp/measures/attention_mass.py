@@ -24,7 +24,8 @@ from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts, weights_of
-from repo_interp.measures.kernels.heads import HeadBlock, Reduction, Same, reduced
+from repo_interp.measures.kernels.heads import HeadBlock, Reduction, Same, over_heads, reduced
+from repo_interp.measures.kernels.memory import SHARED, memory_for
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 
@@ -42,15 +43,16 @@ _TEXTS = {
 
 def span_mass(inputs: AttentionInputs, rows: Int[Tensor, "row"], spans: Bool[Tensor, "span token"]) -> Float[Tensor, "head span"]:
     """Mean over `rows` of the attention weight on each span, for a batch of one prompt. float64; sums to 1 over a partition."""
-    return _mean_mass(inputs.logits(rows)[0], spans, inputs.sinks)
+    weights = inputs.pattern(rows)[0].sum(-2, dtype=torch.float64)
+    return weights @ spans.to(torch.float64).T / len(rows)
 
 
 @dataclass(frozen=True)
 class SpanMass(Reduction):
     """Mean weight [prompt, head, span] of some rows on each span, float64."""
 
-    rows: tuple[Same, ...]
-    """Of each prompt, the rows whose attention is asked for."""
+    rows: Same
+    """[prompt, row]: the rows whose attention is wanted; -1 beyond those of a prompt."""
     masks: Same
     """[prompt, span, token]"""
 
@@ -59,25 +61,34 @@ class SpanMass(Reduction):
         return torch.zeros(len(masks), inputs.heads, masks.shape[1], dtype=torch.float64, device=masks.device)
 
     def add(self, result: Float[Tensor, "prompt head span"], inputs: AttentionInputs, block: HeadBlock) -> None:
-        for key, prompt in enumerate(block.prompt[:, 0].tolist()):
-            rows, mask = self.rows[prompt].tensor, self.masks.tensor[prompt]
-            logits = block.queries[key][:, rows] @ block.keys[key].mT * inputs.logit_scale
-            hidden = ~select_prompts(inputs, slice(prompt, prompt + 1)).visible(rows)
-            sinks = None if inputs.sinks is None else inputs.sinks[block.head[key]]
-            result[prompt, block.head[key]] = _mean_mass(logits.masked_fill_(hidden, float("-inf")), mask, sinks)
+        prompt, tokens = block.prompt[:, 0], block.keys.shape[2]
+        wanted, masks = self.rows.tensor[prompt], self.masks.tensor[prompt].to(torch.float64)
+        sinks = None if inputs.sinks is None else inputs.sinks[block.head]
+        at_once = max(1, memory_for(wanted.device, SHARED) // (8 * block.head.numel() * tokens))
+        weights = torch.zeros(*block.head.shape, tokens, dtype=torch.float64, device=wanted.device)
+        for rows in wanted.split(at_once, -1):
+            index = rows.clamp(min=0)[:, None, :, None]
+            queries = block.queries.gather(2, index.expand(-1, block.head.shape[1], -1, block.queries.shape[-1]))
+            logits = queries @ block.keys.mT * inputs.logit_scale
+            logits.masked_fill_(~_seen(inputs, prompt, rows)[:, None], float("-inf"))
+            of_rows = weights_of(logits, sinks).masked_fill((rows < 0)[:, None, :, None], 0)
+            weights += of_rows.sum(-2, dtype=torch.float64)
+        rows_of_prompt = (wanted >= 0).sum(-1)[:, None, None]
+        over_heads(result, block, weights @ masks.mT / rows_of_prompt)
 
     def written_out(self, inputs: AttentionInputs) -> Float[Tensor, "prompt head span"]:
         """The same for any logits, the rows of one prompt at a time."""
-        prompts = (select_prompts(inputs, slice(number, number + 1)) for number in range(len(self.rows)))
-        parts = zip(prompts, self.rows, self.masks.tensor, strict=True)
-        return torch.stack([span_mass(prompt, rows.tensor, mask) for prompt, rows, mask in parts])
+        prompts = (select_prompts(inputs, slice(number, number + 1)) for number in range(len(self.rows.tensor)))
+        parts = zip(prompts, self.rows.tensor, self.masks.tensor, strict=True)
+        return torch.stack([span_mass(prompt, rows[rows >= 0], mask) for prompt, rows, mask in parts])
 
 
-def _mean_mass(
-    logits: Float[Tensor, "head row key"], spans: Bool[Tensor, "span key"], sinks: Float[Tensor, "head"] | None
-) -> Float[Tensor, "head span"]:
-    weights = weights_of(logits, sinks).sum(-2, dtype=torch.float64)
-    return weights @ spans.to(torch.float64).T / logits.shape[-2]
+def _seen(inputs: AttentionInputs, prompt: Int[Tensor, "any"], rows: Int[Tensor, "any row"]) -> Bool[Tensor, "any row key"]:
+    """The keys that each of the rows of some prompts may attend to; none where a row is -1."""
+    valid = inputs.valid[prompt]
+    distance = rows[..., None] - torch.arange(valid.shape[1], device=rows.device)
+    seen = (distance >= 0) & valid[:, None]
+    return seen if inputs.window is None else seen & (distance < inputs.window)
 
 
 @dataclass(frozen=True)
@@ -96,13 +107,11 @@ class AttentionMass(Measure, needs=Needs(spans=("generated",), nan=("mass", "cha
         if inputs.sinks is not None:  # the last mask is that of all tokens
             of_sinks["sink_mass"] = (("prompt", "layer", "head"), 1.0 - mass[..., -1])
             mass, masks = mass[..., :-1], masks[:, :-1]
-        tokens, chances = (masks & inputs.valid[:, None]).sum(-1), []
-        for number, rows in enumerate(asked.rows):
-            seen = select_prompts(inputs, slice(number, number + 1)).visible(rows.tensor)[0].double()
-            share = (seen / seen.sum(-1, keepdim=True)).mean(0)
-            chances.append(masks[number].double() @ share)
+        rows, tokens = asked.rows.tensor, (masks & inputs.valid[:, None]).sum(-1)
+        seen = _seen(inputs, torch.arange(len(rows), device=rows.device), rows).double()
+        share = (seen / seen.sum(-1, keepdim=True).clamp(min=1)).sum(1) / (rows >= 0).sum(-1)[:, None]
         absent = tokens == 0
-        chance = torch.stack(chances).masked_fill(absent, float("nan"))
+        chance = (masks.double() @ share[..., None])[..., 0].masked_fill(absent, float("nan"))
         mass = mass.masked_fill(absent[:, None], float("nan"))
         return Statistics(
             per_prompt=arrays(
@@ -122,17 +131,22 @@ class AttentionMass(Measure, needs=Needs(spans=("generated",), nan=("mass", "cha
         return (self._asked(inputs, spans),)
 
     def _asked(self, inputs: AttentionInputs, spans: Spans) -> SpanMass:
-        rows = [self._rows(*of_prompt) for of_prompt in zip(spans["generated"], inputs.valid, strict=True)]
-        masks = [*spans.values(), *([] if inputs.sinks is None else [inputs.valid])]
-        return SpanMass(tuple(map(Same, rows)), Same(torch.stack(masks, dim=1)))
+        asked = inputs.results.get(self)  # once per layer: to find the rows is to wait for the device
+        if asked is None:
+            masks = [*spans.values(), *([] if inputs.sinks is None else [inputs.valid])]
+            asked = SpanMass(Same(self._rows(spans["generated"], inputs.valid)), Same(torch.stack(masks, dim=1)))
+            inputs.results[self] = asked
+        return asked
 
-    def _rows(self, generated: Bool[Tensor, "token"], valid: Bool[Tensor, "token"]) -> Int[Tensor, "row"]:
-        rows = generated.nonzero()[:, 0]
-        if self.rows == "generated":
-            return rows
-        if bool(generated[valid.to(torch.int8).argmax()]):
+    def _rows(self, generated: Bool[Tensor, "prompt token"], valid: Bool[Tensor, "prompt token"]) -> Int[Tensor, "prompt row"]:
+        """Numbers of the rows of each prompt, ascending, then -1."""
+        counts, first = generated.sum(-1), valid.to(torch.int8).argmax(-1, keepdim=True)
+        most, unproduced = torch.stack([counts.max(), generated.gather(-1, first).any().long()]).tolist()
+        if unproduced and self.rows == "producing":
             raise InputError("the first token of a prompt is marked generated, but no row produced it; wanted rows 'generated'")
-        return rows - 1
+        rows = generated.to(torch.int8).sort(dim=-1, descending=True, stable=True).indices[:, :most]
+        there = torch.arange(most, device=rows.device) < counts[:, None]
+        return (rows - int(self.rows == "producing")).where(there, -1)
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `attention_mass` of a run."""

@@ -35,15 +35,13 @@ from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.kernels.closed_form import ClosedForm, Semantic
 from repo_interp.measures.kernels.heads import Reduction, reduced
+from repo_interp.measures.kernels.memory import CORE, memory_for
 from repo_interp.measures.kernels.rotation_angles import largest_difference
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.positions.layouts import LEARNED
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import PositiveOrZero, Tokens
-
-_STRETCH = 2**20
-"""Bytes of features that are gone through at a time: they stay in the processor's caches."""
 
 _MEANS = {
     "query_norm": ("mean norm of the query's pair", "1"),
@@ -218,7 +216,7 @@ def _moments(
     prompts, heads, tokens, width = features.shape
     exact = torch.float64 if features.dtype == torch.float64 else torch.float32
     count = valid.sum(-1, dtype=torch.float64)[:, None, None]
-    at_once = max(1, _STRETCH // (prompts * heads * width * exact.itemsize))
+    at_once = max(1, memory_for(features.device, CORE) // (prompts * heads * width * exact.itemsize))
     stretches = [slice(start, start + at_once) for start in range(0, tokens, at_once)]
     hidden = None if bool(valid.all()) else ~valid[:, None, :, None]
 

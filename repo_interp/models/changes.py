@@ -1,10 +1,12 @@
 """What of a model is no longer as it was loaded: edited weights, attached hooks, exchanged rotations.
 
-    from loading or bridging on    CRC-32 of every weight, and of every layer's rotation; the number that the next hook will have
+    from loading or bridging on    CRC-32 of every weight (on an accelerator of the sums of its bits over each axis), and of every layer's
+                                   rotation; the number that the next hook will have
     later                          what differs, by name: a run says so, since the digest of a checkpoint's files would not
     ever                           layers that rotate otherwise than their configuration says, which digests of weights do not tell either
 
-A checksum runs at the speed of memory and tells an edit, whatever made it; it is no protection against somebody who wants to deceive.
+Both run at the speed of memory and tell an edit, whatever made it, also of rows or columns that changed places; they are no protection
+against somebody who wants to deceive.
 Weights that are offloaded (on "meta") are not looked at. Knows nothing about what a change is for.
 """
 
@@ -24,6 +26,8 @@ from repo_interp.models.wrapped import owner_of
 _WEIGHTS, _HOOKS, _ROTATIONS = "repo_interp_weights", "repo_interp_first_hook", "repo_interp_rotations"
 _RECORDING = ("transformers.", "transformer_lens.model_bridge.")
 """Modules of libraries whose hooks record outputs and change nothing."""
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Whole numbers of as many bytes."""
 _NAMED = 3
 """Names of weights or modules that are listed."""
 
@@ -65,18 +69,40 @@ def changes(model: nn.Module) -> str:
 
 
 def _checksums(model: nn.Module) -> dict[str, int]:
-    return {
-        _short(name): _checksum(parameter)
-        for name, parameter in _original(model).named_parameters()
-        if parameter.device.type != "meta"
-    }
+    return _fingerprints(
+        {
+            _short(name): parameter.detach()
+            for name, parameter in _original(model).named_parameters()
+            if parameter.device.type != "meta"
+        }
+    )
+
+
+def _fingerprints(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """A number for the bits of each tensor: their CRC-32 on a processor; elsewhere that of their sums over every axis, which leave a
+    device together.
+    """
+    found, sums = {}, dict[torch.device, list[tuple[str, Tensor]]]()
+    for name, tensor in tensors.items():
+        bits = tensor.contiguous().view(_WHOLE[tensor.element_size()])
+        if tensor.device.type == "cpu":
+            found[name] = zlib.crc32(bits.reshape(-1).numpy().data)
+            continue
+        lines = [bits.sum(axis, dtype=torch.int64).reshape(-1) for axis in range(bits.ndim)]
+        sums.setdefault(tensor.device, []).extend((name, line) for line in lines)
+    for of_device in sums.values():
+        names, lines = zip(*of_device, strict=True)
+        parts = torch.cat(lines).cpu().split([len(line) for line in lines])
+        for name, part in zip(names, parts, strict=True):
+            found[name] = zlib.crc32(part.numpy().data, found.get(name, 0))
+    return found
 
 
 def _rotations(model: nn.Module) -> dict[str, tuple[Any, ...]]:
     return {
         f"layer {each.layer_idx}": (
-            None if (frequencies := each.frequencies_at(1)) is None else _checksum(frequencies),
-            _checksum(torch.as_tensor(each.attention_scaling)),
+            *_fingerprints({"frequencies": frequencies} if (frequencies := each.frequencies_at(1)) is not None else {}).values(),
+            *_fingerprints({"scaling": torch.as_tensor(each.attention_scaling)}).values(),
             each.attends_as_built,
         )
         for each in attentions(model)
@@ -88,10 +114,6 @@ def _is_of_a_library(hook: Any) -> bool:
     while hasattr(hook, "func"):
         hook = hook.func
     return str(getattr(hook, "__module__", "")).startswith(_RECORDING)
-
-
-def _checksum(values: Tensor) -> int:
-    return zlib.crc32(values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _original(model: Any) -> nn.Module:

@@ -24,10 +24,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from repo_interp.measures.kernels.memory import CORE, memory_for
 from repo_interp.measures.kernels.seen_pairs import advanced, signed_keys
 
 CHUNK = 128
@@ -37,10 +39,10 @@ _LEAF = 16
 """Tokens within which the squares of single components are summed pair by pair."""
 
 _GRAMS = 8
-"""Chunks whose Grams are made by one product."""
+"""Chunks whose Grams are made by one product, where not all of them are."""
 
-_STRETCH = 2**18
-"""Bytes of the features, or logits, that are gone through at a time."""
+_STRETCH = CORE // 4
+"""Bytes of the features, or logits, that are gone through at a time on a processor."""
 
 
 def in_chunks(features: Float[Tensor, "... token d_head"], size: int) -> Float[Tensor, "... chunk within d_head"]:
@@ -63,6 +65,9 @@ def gram_products(
     other_keys: Float[Tensor, "key any chunk within other"],
 ) -> Float[Tensor, "key member feature other"]:
     """Sum over the pairs of different chunks of q_ia u_ib k_ja v_jb, with u and v the others. Float64."""
+    if _fit(queries, other_queries):
+        of_keys = (keys.mT @ other_keys).double()
+        return (queries.mT @ other_queries * of_keys.cumsum_(2).sub_(keys.mT @ other_keys)).sum(2)
     new = {"dtype": torch.float64, "device": queries.device}
     before = torch.zeros(*other_keys.shape[:2], keys.shape[-1], other_keys.shape[-1], **new)
     products = torch.zeros(*queries.shape[:2], *before.shape[2:], **new)
@@ -75,10 +80,17 @@ def gram_products(
     return products
 
 
+def _fit(queries: Tensor, others: Tensor) -> bool:
+    """Whether the Grams of all chunks may stand at once; on a processor never, for the sake of its caches."""
+    return 8 * queries.shape[:3].numel() * queries.shape[-1] * others.shape[-1] <= memory_for(queries.device, 0)
+
+
 def square_products(
     queries: Float[Tensor, "key member chunk within feature"], keys: Float[Tensor, "key any chunk within feature"]
 ) -> Float[Tensor, "key member feature feature"]:
     """Those of features with themselves, which are symmetric: one of the two blocks off the diagonal is not made."""
+    if _fit(queries, queries):  # the fewest launches
+        return gram_products(queries, queries, keys, keys)
     half = queries.shape[-1] // 2
     upper = gram_products(queries[..., :half], queries, keys[..., :half], keys)
     lower = gram_products(queries[..., half:], queries[..., half:], keys[..., half:], keys[..., half:])
@@ -203,9 +215,10 @@ class Chunks:
         """sum Y^2 of the sum Y of the components of every band."""
         of_dimension = bands.repeat(1, 2).to(self.products)
         between = torch.einsum("xa,kmab,xb->kmx", of_dimension, self.products, of_dimension)
-        runs = [_runs(band.repeat(2)) for band in bands]
+        chosen = bands.cpu().numpy()
+        runs = [_runs(np.tile(band, 2)) for band in chosen]
         # Where every component is in one band, the largest band has what the others leave of the logits.
-        last = int(bands.sum(-1).argmax()) if bool((bands.sum(0) == 1).all()) else None
+        last = int(chosen.sum(-1).argmax()) if (chosen.sum(0) == 1).all() else None
 
         def within(some: tuple) -> Tensor:
             rest, sums = self.within[some].clone(), torch.zeros_like(between)
@@ -245,16 +258,21 @@ class Chunks:
         return features.sum(-2).to(torch.float64)
 
     def _added(self, of: Callable[[tuple], Tensor]) -> Tensor:
-        return torch.stack([of(some) for some in self._stretches]).sum(0)
+        parts = [of(some) for some in self._stretches]
+        return torch.stack(parts).sum(0) if parts[1:] else parts[0]
 
     def _lines(self, of: Callable[[tuple], Tensor]) -> Tensor:
-        return torch.cat([of(some) for some in self._stretches], -2).flatten(-2)
+        parts = [of(some) for some in self._stretches]
+        return (torch.cat(parts, -2) if parts[1:] else parts[0]).flatten(-2)
 
     @cached_property
     def _stretches(self) -> list[tuple]:
         """Indices of a few chunks at a time."""
         keys, members, chunks, size, width = self.queries.shape
-        at_once = max(1, _STRETCH // (keys * members * size * max(size, width) * self.queries.element_size()))
+        memory = memory_for(self.queries.device, _STRETCH)
+        at_once = max(1, memory // (keys * members * size * max(size, width) * self.queries.element_size()))
+        if at_once >= chunks:
+            return [()]
         return [(slice(None), slice(None), slice(start, start + at_once)) for start in range(0, chunks, at_once)]
 
 
@@ -272,13 +290,10 @@ def _sum_of_products(products: Tensor, queries: Tensor) -> Float[Tensor, "key me
     return products.mul_(queries).sum(-2).sum(-2, dtype=torch.float64)
 
 
-def _runs(chosen: Bool[Tensor, "dimension"]) -> list[slice]:
+def _runs(chosen: Bool[np.ndarray, " dimension"]) -> list[slice]:
     """The chosen dimensions as slices."""
-    edges = torch.nn.functional.pad(chosen.to(torch.int8), (1, 1)).diff()
-    return [
-        slice(start, stop)
-        for start, stop in zip((edges == 1).nonzero()[:, 0].tolist(), (edges == -1).nonzero()[:, 0].tolist(), strict=True)
-    ]
+    edges = np.flatnonzero(np.diff(np.pad(chosen.astype(np.int8), 1)))
+    return [slice(start, stop) for start, stop in edges.reshape(-1, 2).tolist()]
 
 
 def _squares(

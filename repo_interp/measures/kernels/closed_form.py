@@ -25,8 +25,9 @@ from torch import Tensor
 from repo_interp.inputs import AttentionInputs
 from repo_interp.measures.kernels.axis_fit import pearson
 from repo_interp.measures.kernels.causal_pairs import CausalPairs, gram_products
-from repo_interp.measures.kernels.heads import ILL_CONDITIONED, MEMORY, HeadBlock, Reduction, over_heads
+from repo_interp.measures.kernels.heads import ILL_CONDITIONED, HeadBlock, Reduction, over_heads
 from repo_interp.measures.kernels.logit_sums import row_blocks
+from repo_interp.measures.kernels.memory import SHARED, memory_for
 from repo_interp.positions.rotary import rotate
 
 Semantic = Literal["signed", "printed"]
@@ -86,7 +87,7 @@ class ClosedForm(Reduction):
         if not len(items):
             return correlation
         bytes_per_item = inputs.queries.shape[2] * 8 * (2 * inputs.queries.shape[3] + 12 * int(self.chosen.sum(-1).max()))
-        for some in items.split(max(1, MEMORY // bytes_per_item)):
+        for some in items.split(max(1, memory_for(items.device, SHARED) // bytes_per_item)):
             prompt, head = some // inputs.heads, some % inputs.heads
             left, right = _features(inputs, self, prompt, head, exact)
             sums = torch.zeros(6, len(some), dtype=torch.float64, device=left.device)

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
-from repo_interp.measures.kernels.heads import MEMORY
+from repo_interp.measures.kernels.memory import SHARED, memory_for
 from repo_interp.measures.kernels.rounding import ROUNDING
 
 _TOKENS = 512
@@ -59,7 +59,7 @@ def key_moments(keys: Float[Tensor, "prompt kv_head token d_head"], valid: Bool[
     """Mean and Gram of the valid keys, un-rotated; products in the keys' dtype, sums over blocks of tokens in float64."""
     prompts, kv_heads, tokens, width = keys.shape
     exact = torch.float64 if keys.dtype == torch.float64 else torch.float32
-    at_once = max(1, MEMORY // (prompts * kv_heads * width * 16))
+    at_once = max(1, memory_for(keys.device, SHARED) // (prompts * kv_heads * width * 16))
     hidden = None if bool(valid.all()) else ~valid[:, None, :, None]
     new = {"dtype": torch.float64, "device": keys.device}
     mean = torch.zeros(prompts, kv_heads, width, **new)
@@ -90,9 +90,9 @@ def fake_correlation(
     group = queries.shape[1] // keys.gram.shape[1]
     gram, key_mean = (part.repeat_interleave(group, 1) for part in (keys.gram, keys.mean))
     query, count = in_pairs(queries), grid.count[:, None, None].to(torch.float64)
-    differences = grid.phase_sums(frequencies[:, None] - frequencies)
-    totals = grid.phase_sums(frequencies[:, None] + frequencies)
-    mean_phase = grid.phase_sums(frequencies) / count
+    every = torch.cat([frequencies[:, None] - frequencies, frequencies[:, None] + frequencies, frequencies[None]])
+    differences, totals, single = grid.phase_sums(every).split([len(frequencies), len(frequencies), 1], -2)
+    mean_phase = single[..., 0, :] / count
     half = gram.shape[-1] // 2
     # With centred k = x + i y: conj(G1) = sum conj(k_r) k_s = xx + yy + i (xy - xy^T),
     # conj(G2) = sum conj(k_r k_s) = xx - yy - i (xy + xy^T).

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs
-from repo_interp.measures.kernels.heads import MEMORY
+from repo_interp.measures.kernels.memory import SHARED, memory_for
 from repo_interp.positions.contextual import gates
 
 
@@ -34,11 +34,11 @@ class GateSums:
     """Queries that see each key."""
 
 
-def _row_numbers(inputs: AttentionInputs, memory: int = MEMORY) -> Iterator[Int[Tensor, "row"]]:
-    """The numbers of all query rows, as many at a time as keep some arrays [prompt, head, row, key] within `memory` bytes."""
+def _row_numbers(inputs: AttentionInputs) -> Iterator[Int[Tensor, "row"]]:
+    """The numbers of all query rows, as many at a time as keep some arrays [prompt, head, row, key] within the device's memory."""
     prompts, heads, tokens, _ = inputs.queries.shape
     rows = torch.arange(tokens, device=inputs.valid.device)
-    return iter(rows.split(max(1, memory // (48 * prompts * heads * tokens))))
+    return iter(rows.split(max(1, memory_for(rows.device, SHARED) // (48 * prompts * heads * tokens))))
 
 
 def gates_of_rows(inputs: AttentionInputs, rows: Int[Tensor, "row"]) -> Float[Tensor, "prompt head row key"]:
@@ -48,13 +48,13 @@ def gates_of_rows(inputs: AttentionInputs, rows: Int[Tensor, "row"]) -> Float[Te
     return gates(inputs.queries[:, :, rows], inputs.gate_features, inputs.visible(rows)[:, None], inputs.logit_scale)
 
 
-def gate_sums(inputs: AttentionInputs, memory: int = MEMORY) -> GateSums:
+def gate_sums(inputs: AttentionInputs) -> GateSums:
     """Sums of all gates of a layer. Raises ValueError for a layer without gates."""
     prompts, heads, tokens, _ = inputs.queries.shape
     by_key = torch.zeros(prompts, heads, tokens, dtype=torch.float64, device=inputs.valid.device)
     by_query = torch.zeros_like(by_key)
     queries = torch.zeros(prompts, tokens, dtype=torch.long, device=inputs.valid.device)
-    for rows in _row_numbers(inputs, memory):
+    for rows in _row_numbers(inputs):
         of_rows = gates_of_rows(inputs, rows)
         by_key += of_rows.sum(2, dtype=torch.float64)
         by_query[:, :, rows] = of_rows.sum(3, dtype=torch.float64)
@@ -86,7 +86,6 @@ def last_segment_sums(
     inputs: AttentionInputs,
     first: Int[Tensor, "prompt layout query"],
     counted: Bool[Tensor, "prompt layout query"],
-    memory: int = MEMORY,
 ) -> tuple[Float[Tensor, "prompt head layout"], Float[Tensor, "prompt layout"]]:
     """Attention from position alone that stays at or behind token `first` of each query, summed over the queries that are `counted`;
     and the same for a head that attends evenly to all it sees. Float64.
@@ -95,7 +94,7 @@ def last_segment_sums(
     layouts = first.shape[1]
     sums = torch.zeros(prompts, heads, layouts, dtype=torch.float64, device=first.device)
     even = torch.zeros(prompts, layouts, dtype=torch.float64, device=first.device)
-    for rows in _row_numbers(inputs, memory):
+    for rows in _row_numbers(inputs):
         where, taken = first[:, :, rows].transpose(1, 2), counted[:, :, rows].transpose(1, 2)  # [prompt, row, layout]
         weights = attention_from_position(inputs, rows).double()
         sums += (_from(weights, where[:, None].expand(-1, heads, -1, -1)) * taken[:, None]).sum(2)
@@ -111,9 +110,7 @@ def _from(weights: Float[Tensor, "... row key"], first: Int[Tensor, "... row lay
     return before[..., -1:] - before.gather(-1, first)
 
 
-def position_bias_sums(
-    inputs: AttentionInputs, tokens: Bool[Tensor, "prompt token"], memory: int = MEMORY
-) -> Float[Tensor, "head distance"]:
+def position_bias_sums(inputs: AttentionInputs, tokens: Bool[Tensor, "prompt token"]) -> Float[Tensor, "head distance"]:
     """Sum over prompts and seen pairs of `tokens` of the position logits, in units of q . k; 0 where there are none."""
     prompts, length = tokens.shape
     device = tokens.device
@@ -122,7 +119,7 @@ def position_bias_sums(
     if position_logits is None:
         return sums
     distance = torch.arange(length, device=device)
-    at_once = max(1, memory // (24 * prompts * inputs.heads * length))
+    at_once = max(1, memory_for(device, SHARED) // (24 * prompts * inputs.heads * length))
     for rows in torch.arange(length, device=device).split(at_once):
         key = rows[:, None] - distance
         seen = (key >= 0) & tokens[:, rows, None] & tokens[:, key.clamp(min=0)]

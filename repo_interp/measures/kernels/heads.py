@@ -28,12 +28,10 @@ from torch import Tensor
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, changes_of
 from repo_interp.measures.kernels.causal_pairs import CausalPairs, chunk_size
+from repo_interp.measures.kernels.memory import CORE, SHARED, memory_for, working_memory
 from repo_interp.measures.kernels.profiles import component_profiles, logit_profile
 from repo_interp.measures.kernels.seen_pairs import PairCounts, pair_counts
 from repo_interp.positions.rotary import rotation_tables
-
-MEMORY = 16 * 2**20
-"""Bytes that a kernel may use beside its inputs and outputs, as long as one head fits."""
 
 ILL_CONDITIONED = 26.0
 """Sum of the absolute terms over the sum that they give, from where on float32 features are treated in float64.
@@ -169,21 +167,30 @@ def reduced(
     inputs: AttentionInputs,
     reductions: Sequence[Reduction],
     rows: Bool[Tensor, "prompt token"] | None = None,
-    memory: int = MEMORY,
 ) -> list[Any]:
     """Results of `reductions`, in their order: those that are not known of `inputs` are made in one pass over the heads.
 
-    With `rows`, only their queries take part, and nothing is kept. `memory` in bytes bounds the features of a block, as long as one head
-    fits.
+    With `rows`, only their queries take part, and nothing is kept. Blocks of heads are as large as the device's memory allows; where
+    they are too large after all, all is done again with half of it.
     """
     known = inputs.results if rows is None else {}
     missing = [reduction for reduction in dict.fromkeys(reductions) if reduction not in known]
     if not inputs.is_bilinear:
         known |= {reduction: made for reduction in missing if (made := reduction.written_out(inputs)) is not None}
-    begun = {reduction: reduction.start(inputs) for reduction in missing if reduction not in known}
-    if begun:
-        wanted = frozenset(name for reduction in begun for name in reduction.quantities)
-        for block in head_blocks(inputs, rows, memory, wanted):
+    missing = [reduction for reduction in missing if reduction not in known]
+    if missing:
+        known |= _of_all_heads(inputs, missing, rows)
+    return [known[reduction] for reduction in reductions]
+
+
+def _of_all_heads(
+    inputs: AttentionInputs, reductions: Sequence[Reduction], rows: Bool[Tensor, "prompt token"] | None
+) -> dict[Reduction, Any]:
+    """Results of `reductions` from one pass over the heads."""
+    begun = {reduction: reduction.start(inputs) for reduction in reductions}
+    wanted = frozenset(name for reduction in begun for name in reduction.quantities)
+    try:
+        for block in head_blocks(inputs, rows, wanted):
             for part in _well_conditioned(inputs, block, begun):
                 present = changes_of(part.queries) + changes_of(part.keys)
                 for reduction, result in begun.items():
@@ -192,8 +199,14 @@ def reduced(
                         raise InputError(
                             f"{type(reduction)} changes heads in place, which other reductions go on with; change a copy"
                         )
-    known |= begun
-    return [known[reduction] for reduction in reductions]
+    except torch.OutOfMemoryError:
+        half = memory_for(inputs.queries.device, SHARED) // 2
+        if half < CORE:
+            raise
+    else:
+        return begun
+    with working_memory(half):
+        return _of_all_heads(inputs, reductions, rows)
 
 
 def _well_conditioned(inputs: AttentionInputs, block: HeadBlock, reductions: Iterable[Reduction]) -> Iterator[HeadBlock]:
@@ -213,10 +226,9 @@ def _well_conditioned(inputs: AttentionInputs, block: HeadBlock, reductions: Ite
 def head_blocks(
     inputs: AttentionInputs,
     rows: Bool[Tensor, "prompt token"] | None = None,
-    memory: int = MEMORY,
     wanted: frozenset[str] = frozenset(),
 ) -> Iterator[HeadBlock]:
-    """All heads of all prompts, each once; `memory` bounds the bytes of the features of a block, as long as one head fits.
+    """All heads of all prompts, each once. The features of a block take the memory of a kernel at the most, as long as one head fits.
 
     Raises ValueError where heads cannot share keys evenly.
     """
@@ -226,7 +238,8 @@ def head_blocks(
     shared = max(inputs.kv_heads, inputs.positions.shape[1]) if rotates and inputs.positions is not None else inputs.kv_heads
     if heads % shared:
         raise ValueError(f"{heads} heads do not pair with {shared} keys: wanted a multiple")
-    group, at_once = heads // shared, max(1, memory // (4 * length * width * exact.itemsize))
+    group, memory = heads // shared, memory_for(inputs.queries.device, SHARED)
+    at_once = max(1, memory // (4 * length * width * exact.itemsize))
     members = min(group, max(1, at_once - 1))
     keys_at_once = max(1, at_once // (members + 1))
     taking_part = inputs.valid if rows is None else inputs.valid & rows

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, weights_of
 from repo_interp.measures.kernels.causal_pairs import CHUNK
-from repo_interp.measures.kernels.heads import ILL_CONDITIONED, MEMORY, HeadBlock, Reduction, over_heads, reduced
+from repo_interp.measures.kernels.heads import ILL_CONDITIONED, HeadBlock, Reduction, over_heads, reduced
+from repo_interp.measures.kernels.memory import SHARED, memory_for
 from repo_interp.measures.kernels.solvers import Axes
 
 
@@ -44,13 +45,12 @@ def attention_sums(inputs: AttentionInputs) -> MapSums:
     return _written_out(inputs, inputs.valid, lambda logits: weights_of(logits, inputs.sinks))
 
 
-def row_blocks(
-    inputs: AttentionInputs, memory: int = 2 * MEMORY
-) -> Iterator[tuple[Int[Tensor, "row"], Float[Tensor, "prompt head row key"]]]:
-    """Logits of some rows at a time, -inf where a key is not seen; as many as take `memory` bytes in all."""
+def row_blocks(inputs: AttentionInputs) -> Iterator[tuple[Int[Tensor, "row"], Float[Tensor, "prompt head row key"]]]:
+    """Logits of some rows at a time, -inf where a key is not seen; as many as the device's memory allows."""
     if inputs.queries.dtype not in (torch.float32, torch.float64):
         inputs = replace(inputs, queries=inputs.queries.float(), keys=inputs.keys.float())
     prompts, heads, tokens, _ = inputs.queries.shape
+    memory = memory_for(inputs.queries.device, 2 * SHARED)
     at_once = max(1, min(CHUNK, memory // (prompts * heads * tokens * 32)))
     for rows in torch.arange(tokens, device=inputs.queries.device).split(at_once):
         yield rows, inputs.logits(rows)

@@ -29,8 +29,8 @@ from torch import Tensor
 from repo_interp.inputs import AttentionInputs
 from repo_interp.measures.kernels.axis_fit import pearson
 from repo_interp.measures.kernels.causal_pairs import in_chunks
-from repo_interp.measures.kernels.heads import MEMORY
 from repo_interp.measures.kernels.logit_sums import MapSums, row_blocks
+from repo_interp.measures.kernels.memory import SHARED, memory_for
 from repo_interp.measures.kernels.seen_pairs import advanced, delayed, fast_length, signed_keys
 from repo_interp.measures.kernels.solvers import conjugate_gradients
 from repo_interp.positions.rotary import expand_heads
@@ -61,7 +61,8 @@ def position_correlation(
     items = within.flatten().nonzero()[:, 0]
     if not len(items):
         return correlation
-    for block in items.split(max(1, 2 * MEMORY // (tokens * (8 * d_head + 2048)))):
+    memory = memory_for(queries.device, 2 * SHARED)
+    for block in items.split(max(1, memory // (tokens * (8 * d_head + 2048)))):
         prompt, head = block // inputs.heads, block % inputs.heads
         part = takes_part[prompt, head]
         pairs = binned_pairs(cell[prompt, head], part, inputs.window)

@@ -22,10 +22,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from repo_interp.measures.kernels.memory import CORE, memory_for
 from repo_interp.measures.kernels.seen_pairs import fast_length
-
-_BYTES = 2**20
-"""Of the padded queries that are transformed together."""
 
 
 def component_profiles(
@@ -63,7 +61,7 @@ def _reach_and_length(tokens: int, window: int | None) -> tuple[int, int]:
 def _spectra(queries: Tensor, keys: Tensor, length: int) -> Iterator[tuple[slice, Tensor]]:
     """Some components at a time, and the transforms of their profiles [key, member, component, frequency], complex128."""
     tokens, half = queries.shape[-2], queries.shape[-1] // 2
-    at_once = max(1, _BYTES // (queries.shape[:2].numel() * 2 * length * 8))
+    at_once = max(1, memory_for(queries.device, CORE) // (queries.shape[:2].numel() * 2 * length * 8))
     query_room, key_room = (
         torch.zeros(*features.shape[:2], 2, min(at_once, half), length, dtype=torch.float64, device=queries.device)
         for features in (queries, keys)

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from repo_interp.measures.kernels.heads import MEMORY
+from repo_interp.measures.kernels.memory import SHARED, memory_for
 from repo_interp.measures.kernels.seen_pairs import pair_counts
 
 EDGES = (
@@ -65,7 +65,7 @@ def rotation_angles(
     in_order = edges.flatten().sort()
     weights, query, key = _sampled_pairs(tokens, window, per_side)
     counts, total = [], []
-    for rows in positions.to(torch.float64).split(max(1, MEMORY // (32 * key.numel())), dim=1):
+    for rows in positions.to(torch.float64).split(max(1, memory_for(key.device, SHARED) // (32 * key.numel())), dim=1):
         some = rows.shape[1]
         at_key = rows.gather(-1, key.flatten(1)[:, None].expand(-1, some, -1)).unflatten(-1, key.shape[1:])
         at_query = rows.gather(-1, query[:, None].expand(-1, some, -1))

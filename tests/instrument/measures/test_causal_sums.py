@@ -7,13 +7,15 @@ import torch
 from causal_reference import component_maps, diagonal_sums, inputs_of, random_features, seen
 from torch.testing import assert_close
 
-from repo_interp.measures.kernels.heads import MEMORY, reduced
+from repo_interp.measures.kernels.heads import reduced
 from repo_interp.measures.kernels.logit_sums import LogitSums
+from repo_interp.measures.kernels.memory import working_memory
 from repo_interp.measures.kernels.seen_pairs import pair_counts
 
 
-def causal_sums(queries, keys, valid=None, window=None, scale=1.0, memory=MEMORY):
-    return reduced(inputs_of(queries, keys, valid, window, scale), [LogitSums()], memory=memory)[0]
+def causal_sums(queries, keys, valid=None, window=None, scale=1.0, memory=2**24):
+    with working_memory(memory):
+        return reduced(inputs_of(queries, keys, valid, window, scale), [LogitSums()])[0]
 
 
 def logit_maps(queries, keys, valid, window, scale):
@@ -28,7 +30,7 @@ def test_sums_equal_those_of_the_whole_map(tokens, window, kv_heads):
     queries = queries.masked_fill(~valid[:, None, :, None], float("nan"))
     maps = logit_maps(queries, keys, valid, window, 0.25)
     close = {"rtol": 1e-10, "atol": 1e-10}
-    for memory in (1, MEMORY):  # one head at a time, and all of them
+    for memory in (1, 2**18, 2**31):  # one head at a time, a few, and all of them in one product
         sums = causal_sums(queries, keys, valid, window, scale=0.25, memory=memory)
         assert_close(sums.lines.query, maps.sum(-1), **close)
         assert_close(sums.lines.key, maps.sum(-2), **close)

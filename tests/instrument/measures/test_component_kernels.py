@@ -10,7 +10,8 @@ from attention_inputs import random_inputs
 from causal_reference import component_maps, diagonal_sums, inputs_of, random_features, seen
 from torch.testing import assert_close
 
-from repo_interp.measures.kernels.heads import MEMORY, HeadBlock, head_blocks, reduced
+from repo_interp.measures.kernels.heads import HeadBlock, head_blocks, reduced
+from repo_interp.measures.kernels.memory import working_memory
 from repo_interp.measures.kernels.rotary_components import (
     ComponentSums,
     component_moments,
@@ -23,10 +24,11 @@ BANDS = torch.tensor([FEW, [0, 0, 1, 0, 1, 1], NONE, ALL]).bool()
 PARTS = torch.tensor([FEW, NONE, [0, 0, 1, 1, 1, 1]]).bool()
 
 
-def of_heads(make, queries, keys, valid=None, window=None, memory=MEMORY):
+def of_heads(make, queries, keys, valid=None, window=None, memory=2**24):
     """What `make` gives of every block, [prompt, head, ...]."""
     prompts, heads = queries.shape[:2]
-    parts = [make(block).flatten(0, 1) for block in head_blocks(inputs_of(queries, keys, valid, window), memory=memory)]
+    with working_memory(memory):
+        parts = [make(block).flatten(0, 1) for block in head_blocks(inputs_of(queries, keys, valid, window))]
     return torch.cat(parts).unflatten(0, (prompts, heads))
 
 
@@ -67,7 +69,7 @@ def test_profiles_and_moments_equal_those_of_the_whole_maps(tokens, kv_heads, wi
     centred = (maps - mean[..., None, None]).masked_fill(~pairs, 0).flatten(-2)
     covariance = centred @ centred.transpose(-1, -2) / count[..., None]
     close = {"rtol": 1e-10, "atol": 1e-10, "equal_nan": True}
-    for memory in (1, MEMORY):  # one head at a time, and all of them
+    for memory in (1, 2**18, 2**31):  # one head at a time, a few, and all of them in one product
         of = {"queries": queries, "keys": keys, "valid": valid, "window": window, "memory": memory}
         assert_close(moments("variance", BANDS, **of)[..., 0], covariance.sum((-1, -2)), **close)
         assert_close(moments("with_whole", BANDS, **of), covariance.sum(-1), **close)

@@ -18,6 +18,7 @@ import repo_interp as ri
 from repo_interp.errors import InputError
 from repo_interp.measures.gates import Gates
 from repo_interp.measures.kernels.gate_sums import attention_from_position, gate_sums, gates_of_rows, last_segment_sums
+from repo_interp.measures.kernels.memory import working_memory
 from repo_interp.models.capture import capture
 from repo_interp.models.reposition import attentions
 from repo_interp.run import read_run, write_run
@@ -164,13 +165,17 @@ def test_everything_equals_the_pair_by_pair_sums(window):
 
 def test_blocks_of_rows_do_not_matter():
     inputs = cope_inputs()
-    whole, by_row = gate_sums(inputs), gate_sums(inputs, memory=1)
+    whole = gate_sums(inputs)
+    with working_memory(1):
+        by_row = gate_sums(inputs)
     assert_close(by_row.by_key, whole.by_key)
     assert_close(by_row.by_query, whole.by_query)
     assert_array_equal(by_row.queries, whole.queries)
     first = torch.randint(0, 24, (2, 3, 24)).minimum(ROWS)
     arguments = (inputs, first, torch.ones_like(first, dtype=torch.bool))
-    for one, other in zip(last_segment_sums(*arguments), last_segment_sums(*arguments, memory=1), strict=True):
+    with working_memory(1):
+        last = last_segment_sums(*arguments)
+    for one, other in zip(last_segment_sums(*arguments), last, strict=True):
         assert_close(one, other)
 
 

@@ -1,0 +1,54 @@
+"""How many bytes a kernel may use beside its inputs and outputs: a property of the device.
+
+    processor      as many as stay in a cache: `CORE` in that of a core, `SHARED` in that of all cores
+    accelerator    an eighth of the free memory, at most 4 GiB: there a launch costs more than its work
+    working_memory(bytes)    as many as given, on any device
+
+A kernel takes at least one head at a time, however little it may use. Knows nothing about kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+
+from repo_interp.errors import InputError
+
+CORE, SHARED = 2**20, 16 * 2**20
+_SHARE, _MOST = 8, 4 * 2**30
+_given: ContextVar[int | None] = ContextVar("working_memory", default=None)
+
+
+def memory_for(device: torch.device, cache: int) -> int:
+    """Return the bytes that a kernel may use on `device`; `cache` are those on a processor."""
+    given = _given.get()
+    if given is not None:
+        return given
+    if device.type != "cuda":
+        return cache
+    # Free for others, and reserved by torch's allocator without a tensor in it.
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return max(cache, min(_MOST, (torch.cuda.mem_get_info(device)[0] + unused) // _SHARE))
+
+
+@contextmanager
+def working_memory(bytes: int) -> Iterator[None]:
+    """Let every kernel of a measure use as many bytes, inside a `with` block and this thread.
+
+    Args:
+        bytes: Beside inputs and outputs, for each kernel. Results do not depend on it beyond
+            rounding: a small card takes less, a test may look at both ends.
+
+    Raises:
+        InputError: `bytes` is not a positive whole number.
+    """
+    if isinstance(bytes, bool) or not isinstance(bytes, int) or bytes < 1:
+        raise InputError(f"working memory is a positive whole number of bytes, not {bytes!r}")
+    token = _given.set(bytes)
+    try:
+        yield
+    finally:
+        _given.reset(token)
