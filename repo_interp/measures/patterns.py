@@ -130,7 +130,7 @@ class Patterns(Measure, needs=Needs(tensors=("positions",), nan=("trend", "trend
         """Chunk patterns, trends, and where positions are learned the chunks of each pattern over a grid of sizes and tolerances."""
         positions = inputs.positions
         if positions is None:
-            positions = torch.full((len(inputs.valid), 1, inputs.valid.shape[1]), torch.nan, device=inputs.valid.device)
+            positions = torch.full_like(inputs.valid[:, None], torch.nan, dtype=torch.double)
         valid, sharing = inputs.valid[:, None], inputs.heads // positions.shape[1]
         chunks = chunk_patterns(positions, valid, self.chunk_size, self.epsilon, self.last_chunk)
         counts = np.zeros((len(CHUNK_SIZES), len(EPSILONS), len(PATTERNS)))
