@@ -218,6 +218,8 @@ def _announce(console: Console, name: str, request: Request) -> None:
     line += ", ".join(measure.name for measure in request.measures)
     if request.experiments:
         line += f", experiments {', '.join(plan.experiment.name for plan in request.experiments)} ({len(request.passes):,} more prompts)"
+    if (device := next(request.bridge.parameters()).device).type != "cpu":
+        line += f", on {device}"
     if processes.count() > 1:
         line += f", in {processes.count()} processes"
     console.print(bold(name, line), highlight=False)

@@ -145,12 +145,16 @@ def add_batch_size(parser: argparse.ArgumentParser, default: int) -> None:
 
 def add_device(parser: argparse.ArgumentParser) -> None:
     """Declare `--device`, `--dtype`, `--positions-dtype` and `--device-map`."""
-    parser.add_argument("--device", default="cpu", help="where the model runs: cpu, cuda, cuda:1, mps (default: cpu)")
+    parser.add_argument(
+        "--device",
+        default="auto",
+        help="where the model runs: cpu, cuda, cuda:1, mps (default: auto, cuda where there is one, else cpu)",
+    )
     parser.add_argument(
         "--dtype",
         default="float32",
-        choices=("float32", "float64", "bfloat16", "float16"),
-        help="precision of the model; below float32 it rounds learned positions too, unless --positions-dtype is wider (default: float32)",
+        choices=("float32", "float64", "bfloat16", "float16", "auto"),
+        help="precision of the model; auto: bfloat16 on an accelerator where the checkpoint has it, else float32; below float32 it rounds learned positions too, unless --positions-dtype is wider (default: float32)",
     )
     parser.add_argument(
         "--positions-dtype",

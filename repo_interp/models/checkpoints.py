@@ -107,11 +107,14 @@ def load_model(
     `checkpoint` is a directory, a name of the zoo or a hub id. Needs as much memory as the model. `rope_scaling` exchanges how frequencies
     are scaled, e.g. {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4096}; it reaches every layer that rotates,
     learned positions included. `device_map`, in the place of `device`: "auto" or a device for every module, for a model that is larger than
-    one of them (`models.dispatch`), with `most_memory` by device. `positions_dtype`: of the maps that learned positions come from, and of
+    one of them (`models.dispatch`), with `most_memory` by device. `dtype` "auto": bfloat16 on an accelerator where the checkpoint has it. `positions_dtype`: of the maps that learned positions come from, and of
     these positions; None: `dtype`. Raises InputError for what does not fit.
     """
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = identify(checkpoint)
+    if dtype == "auto":
+        half = device_named(device).type != "cpu" and checkpoint.config.dtype in (torch.bfloat16, "bfloat16")
+        dtype = "bfloat16" if half else "float32"
     precision, of_positions = (_dtype_named(name) for name in (dtype, positions_dtype or dtype))
     if checkpoint.base is not None and device_map is not None:
         raise InputError(
@@ -157,7 +160,12 @@ def _dtype_named(name: str) -> torch.dtype:
 
 
 def device_named(name: str) -> torch.device:
-    """The device that a user calls `name`: "cpu", "cuda:1". Raises InputError where it is not there, or holds no numbers."""
+    """The device that a user calls `name`: "cpu", "cuda:1"; "auto" is cuda where there is one, else cpu: mps has no float64.
+
+    Raises InputError where it is not there, or holds no numbers.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
         if device.type == "meta":

@@ -503,3 +503,10 @@ def test_inspecting_reads_headers_alone(tmp_path, capsys):
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert f"{offset // 4:,} parameters" in capsys.readouterr().out
     assert grown < 500_000  # kB, of 4 GB
+
+
+def test_auto_takes_an_accelerator_and_its_precision_only_where_there_is_one():
+    model = load_model("niah/repo", device="auto", dtype="auto")
+    there = torch.cuda.is_available()
+    assert next(model.parameters()).device.type == ("cuda" if there else "cpu")
+    assert next(model.parameters()).dtype == torch.float32
