@@ -506,7 +506,7 @@ def test_inspecting_reads_headers_alone(tmp_path, capsys):
 
 
 def test_auto_takes_an_accelerator_and_its_precision_only_where_there_is_one():
-    model = load_model("niah/repo", device="auto", dtype="auto")
+    model = ri.load_model("niah/repo", device="auto", dtype="auto")
     there = torch.cuda.is_available()
     assert next(model.parameters()).device.type == ("cuda" if there else "cpu")
     assert next(model.parameters()).dtype == torch.float32
