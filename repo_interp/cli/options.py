@@ -154,7 +154,8 @@ def add_device(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         default="float32",
         choices=("float32", "float64", "bfloat16", "float16", "auto"),
-        help="precision of the model; auto: bfloat16 on an accelerator where the checkpoint has it, else float32; below float32 it rounds learned positions too, unless --positions-dtype is wider (default: float32)",
+        help="precision of the model; auto: bfloat16 on an accelerator where the checkpoint has it, else float32; below float32 "
+        "it rounds learned positions too, unless --positions-dtype is wider (default: float32)",
     )
     parser.add_argument(
         "--positions-dtype",
