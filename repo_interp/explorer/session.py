@@ -25,6 +25,7 @@ import xarray as xr
 from torch import Tensor, nn
 from transformers import DynamicCache
 
+from repo_interp.analysis.analyze import analyze
 from repo_interp.analysis.batches import describe_predictions
 from repo_interp.analysis.coercion import as_prompts, tokens
 from repo_interp.analysis.one_head import MOST_TOKENS
@@ -39,6 +40,7 @@ from repo_interp.explorer.passes import Pass, Passes
 from repo_interp.inputs import AttentionInputs, weights_of
 from repo_interp.measures.kernels.mirror import mirror, mirror_score
 from repo_interp.measures.labels import described
+from repo_interp.measures.position_sources import KINDS_OF_HEADS
 from repo_interp.models.bridge import tokenizer_of
 from repo_interp.models.capture import next_token_logits
 from repo_interp.models.provenance import loaded_from
@@ -52,6 +54,8 @@ NEXT = 10
 """Likeliest next tokens."""
 SUGGESTED = 5
 """Edits that `suggest` offers."""
+MOVES: tuple[Any, ...] = ("linearised", "frozen")
+"""What `suggest` does to all heads of a kind."""
 POINTS = 32
 """Tokens at which the map of heads samples positions."""
 MOST_NEW = 512
@@ -224,7 +228,8 @@ class Session:
         return answer[0] if answer and answer == tuple(range(answer[0], self.count)) else self.count
 
     def suggest(self, progress: Callable[[int, int], None] | None = None) -> list[tuple[Edit, float]]:
-        """Up to `SUGGESTED` edits of one head or one layer that lower the log-probability of the answer most, and by how many nats.
+        """Up to `SUGGESTED` edits of one head or one layer that lower the log-probability of the answer most, and by how many nats; then
+        those of all heads of one kind (`measures.position_sources.head_kinds`) on this prompt, whatever they change.
 
         From the experiment `effects`: the token index where positions are learned, else one constant for all tokens. Raises InputError
         where no layer assigns positions.
@@ -244,7 +249,21 @@ class Session:
         changes = [Edit(kind=kind, layer=layer) for layer in layers] + [Edit(kind=kind, heads=(head,)) for head in heads]
         lost = [*group["layer_effect"].values.tolist(), *group["effect"].transpose("layer", "head").values.ravel().tolist()]
         needed = [each for each in zip(changes, lost, strict=True) if each[1] < 0]  # NaN where no head was measured
-        return sorted(needed, key=lambda each: each[1])[:SUGGESTED]
+        of_kinds = [Edit(kind=kind, heads=heads, named=named) for named, heads in self._kinds(layers) for kind in MOVES]
+        clean, *changed = (
+            self._readings(self._passes.of(edits, self.check))[0] for edits in ((), *((each,) for each in of_kinds))
+        )
+        whole = [(edit, float(after - clean)) for edit, after in zip(of_kinds, changed, strict=True)]
+        return [*sorted(needed, key=lambda each: each[1])[:SUGGESTED], *whole]
+
+    def _kinds(self, layers: Sequence[int]) -> Iterator[tuple[str, tuple[Head, ...]]]:
+        """Heads of `layers` by what their positions do over the prompt, each kind with its name."""
+        with at_rest(self._passes.model):
+            kinds = analyze(self.bridge, [self.prompt], ("position_sources",))["position_sources"]["kind"].sel(layer=layers)
+        for kind in KINDS_OF_HEADS:
+            found = np.argwhere(kinds.transpose("layer", "head").values == kind)
+            if heads := tuple((layers[row], int(kinds["head"][column])) for row, column in found):
+                yield f"the {len(heads)} heads of kind “{kind}”", heads
 
     def as_python(self, heads: Sequence[Head], token: int, count: int = NEXT) -> str:
         """A cell that repeats the session with the library: `clean` and `changed` have the numbers of `changed(heads, token)`."""

@@ -262,7 +262,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
   }
 
   function drawForm() {
-    const groups = model.atlas ? [...new Set(model.atlas.rows.flatMap((row) => String(row[model.atlas.columns.indexOf("name")] || "").split(", ")))].filter((name) => name).sort() : [];
+    const groups = model.atlas ? [...new Set(model.atlas.rows.flatMap(namesOf))].sort() : [];
     const layers = model.movable.map((layer) => option("layer:" + layer, "layer " + layer));
     const chosen = part.where.value, tokens = part.which.value;
     part.where.replaceChildren(option("shown", state.heads.map(nameOf).join(", ")), ...layers, ...groups.map((name) => option("group:" + name, "heads named " + name)));
@@ -284,9 +284,12 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     update({ edits: [...state.edits, edit] });
   }
 
+  // The names of a head in the atlas, and its kind.
+  const namesOf = (row) => ["name", "kind"].flatMap((column) => String(row[model.atlas.columns.indexOf(column)] || "").split(", ")).filter((name) => name);
+
   function groupOf(name) {
     const { columns, rows } = model.atlas, at = (column) => columns.indexOf(column);
-    return rows.filter((row) => String(row[at("name")]).split(", ").includes(name)).map((row) => [row[at("layer")], row[at("head")]]);
+    return rows.filter((row) => namesOf(row).includes(name)).map((row) => [row[at("layer")], row[at("head")]]);
   }
 
   // Give one token of one head another position; a second move of the same takes the place of the first.
