@@ -45,6 +45,7 @@ from repo_interp.models.bridge import tokenizer_of
 from repo_interp.models.capture import next_token_logits
 from repo_interp.models.provenance import loaded_from
 from repo_interp.models.reposition import at_rest, attentions, layout
+from repo_interp.plots.marks.arrays import heads_where
 from repo_interp.run import with_schemes
 from repo_interp.tasks import Prompt
 from repo_interp.tasks.task import Scoring
@@ -183,7 +184,7 @@ class Session:
         states = [self._seen(edits, heads, token, selection, count) for edits in ((), self.active)]
         both = xr.concat(states, xr.DataArray(list(STATES), dims="state", name="state"), coords="minimal", compat="override")
         prefixes = [self.active[:length] for length in range(len(self.active) + 1)]
-        curve = [float(self._readings(self._passes.of(edits, self.check))[0]) for edits in prefixes]
+        curve = [self._log_probability(edits) for edits in prefixes]
         return both.assign(
             weight_difference=described(
                 both["weight"].sel(state="changed", drop=True) - both["weight"].sel(state="clean", drop=True),
@@ -249,21 +250,19 @@ class Session:
         changes = [Edit(kind=kind, layer=layer) for layer in layers] + [Edit(kind=kind, heads=(head,)) for head in heads]
         lost = [*group["layer_effect"].values.tolist(), *group["effect"].transpose("layer", "head").values.ravel().tolist()]
         needed = [each for each in zip(changes, lost, strict=True) if each[1] < 0]  # NaN where no head was measured
-        of_kinds = [Edit(kind=kind, heads=heads, named=named) for named, heads in self._kinds(layers) for kind in MOVES]
-        clean, *changed = (
-            self._readings(self._passes.of(edits, self.check))[0] for edits in ((), *((each,) for each in of_kinds))
-        )
-        whole = [(edit, float(after - clean)) for edit, after in zip(of_kinds, changed, strict=True)]
-        return [*sorted(needed, key=lambda each: each[1])[:SUGGESTED], *whole]
-
-    def _kinds(self, layers: Sequence[int]) -> Iterator[tuple[str, tuple[Head, ...]]]:
-        """Heads of `layers` by what their positions do over the prompt, each kind with its name."""
         with at_rest(self._passes.model):
             kinds = analyze(self.bridge, [self.prompt], ("position_sources",))["position_sources"]["kind"].sel(layer=layers)
-        for kind in KINDS_OF_HEADS:
-            found = np.argwhere(kinds.transpose("layer", "head").values == kind)
-            if heads := tuple((layers[row], int(kinds["head"][column])) for row, column in found):
-                yield f"the {len(heads)} heads of kind “{kind}”", heads
+        clean, whole = self._log_probability(()), []
+        for name in KINDS_OF_HEADS:
+            found = tuple(heads_where(kinds == name))
+            for move in MOVES if found else ():
+                edit = Edit(kind=move, heads=found, named=f"the {len(found)} heads of kind “{name}”")
+                whole.append((edit, self._log_probability((edit,)) - clean))
+        return [*sorted(needed, key=lambda each: each[1])[:SUGGESTED], *whole]
+
+    def _log_probability(self, edits: tuple[Edit, ...]) -> float:
+        """The log-probability of the answer under `edits`."""
+        return float(self._readings(self._passes.of(edits, self.check))[0])
 
     def as_python(self, heads: Sequence[Head], token: int, count: int = NEXT) -> str:
         """A cell that repeats the session with the library: `clean` and `changed` have the numbers of `changed(heads, token)`."""

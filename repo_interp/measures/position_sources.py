@@ -152,8 +152,10 @@ class PositionSources(SegmentMeasure):
         for row, valid in enumerate(inputs.valid.cpu().numpy()):
             tokens = inputs.tokens[row].cpu().numpy()[valid].astype(np.int64)
             contents[row] = zlib.crc32(tokens.tobytes())
-            # Of all tokens, as in `patterns`, so that both call the same heads counters.
-            trend[row], null[row] = rank_trend(quantity[row][:, valid].astype(float)), trend_null(len(tokens))
+            null[row] = trend_null(len(tokens))
+            if inputs.gate_features is None:  # gates that rise with the token index count no tokens
+                # Of all tokens, as in `patterns`, so that both call the same heads counters.
+                trend[row] = rank_trend(quantity[row][:, valid].astype(float))
             index = 1 + np.sort(np.random.default_rng(contents[row]).permutation(len(tokens) - 1)[:count])
             used = slice(len(index))
             values[row, :, used] = quantity[row][:, valid][:, index]
@@ -168,9 +170,8 @@ class PositionSources(SegmentMeasure):
             "trend": (("prompt", "layer", "head"), trend),
             "trend_null": (("prompt", "layer"), null),
         }
-        # Gates that rise with the token index count no tokens, so they have every kind but that.
-        flags = {"learned": inputs.scheme in LEARNED, "named": inputs.scheme in LEARNED or inputs.gate_features is not None}
-        learned = arrays(inputs, {name: (("layer",), np.array(flag, dtype=float)) for name, flag in flags.items()})
+        known = inputs.scheme in LEARNED or inputs.gate_features is not None
+        learned = arrays(inputs, {"learned": (("layer",), np.array(known, dtype=float))})
         return Statistics(arrays(inputs, record, segment=list(segments), sample=np.arange(count)), learned)
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
@@ -202,13 +203,12 @@ class PositionSources(SegmentMeasure):
         for name, each in fits.items():
             found[name][known] = each[same.ravel()]
         judged = (found[name] for name in ("share", "alone", "alone_null", "line_step"))
-        learned, named = (statistics.sums[name].values[:, None] > 0 for name in ("learned", "named"))
         trend = measured["trend"].transpose("prompt", "layer", "head").values
-        counts = counts_tokens(trend, beside["trend_null"].values) & learned
+        counts = counts_tokens(trend, beside["trend_null"].values)
         kind = head_kinds(counts, *judged, line_step_null=step_null)
         alone = found["alone"][..., SOURCES.index("token")]
         found["follows_from_token"] = np.where(np.isfinite(alone), alone >= FOLLOWS, -1).astype(np.int8)
-        found["kind"] = np.where(named, kind, "").astype(object)
+        found["kind"] = np.where(statistics.sums["learned"].values[:, None] > 0, kind, "").astype(object)
         axes = ("layer", "head", "source")
         group = {name: (axes[: each.ndim], each) for name, each in found.items()}
         single = {

@@ -42,7 +42,7 @@ def embed(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any], tuple
     if "positions" not in run.children:
         data, prompts = _without_positions(run), int(run.attrs.get("prompts", 1))
         kept = [prompt["prompt"] for prompt in data["prompts"]]
-        note = f"The run keeps the texts of {len(kept)} of {prompts} prompts: {stretches(kept)}."
+        note = f"The run keeps the texts of {len(kept)} of {prompts} prompts: {_stretches(kept)}."
         return data, (note,) if prompts > len(kept) else ()
     positions, budget = group(run, "positions"), options.budget
     asked = [int(prompt) for prompt in (positions["prompt"].values if options.prompts is None else options.prompts)]
@@ -112,12 +112,12 @@ def _described(tokens: PromptTokens) -> dict[str, Any]:
         "prompt": tokens.prompt,
         "count": tokens.count,
         "texts": None if tokens.texts is None else list(tokens.texts),
-        "joint": joint(tokens),
+        "joint": _joint(tokens),
         "spans": {name: contiguous(members) for name, members in tokens.spans.items()},
     }
 
 
-def joint(tokens: PromptTokens) -> str:
+def _joint(tokens: PromptTokens) -> str:
     """The separator of two tokens of the prompt when it is read: a space where tokens are words, and no token holds one."""
     words = tokens.texts is not None and not any(character.isspace() for text in tokens.texts for character in text)
     return " " if words else ""
@@ -159,21 +159,20 @@ def _left_out(
 ) -> tuple[str, ...]:
     notes = []
     if left or len(asked) < prompts:
-        shown = stretches([prompt["prompt"] for prompt in embedded])
+        shown = _stretches([prompt["prompt"] for prompt in embedded])
         note = f"Positions of {len(embedded)} of {prompts} prompts are in this page: {shown}."
         if left:
-            note += f" Left out, since positions already fill {spent / 1e6:.1f} MB: {stretches(left)}."
+            note += f" Left out, since positions already fill {spent / 1e6:.1f} MB: {_stretches(left)}."
         notes.append(f"{note} Tables and figures are about all prompts.")
     if missing := [layer for layer in layers if layer not in embedded[0]["layers"]]:
-        note = f"Prompt {embedded[0]['prompt']} is long: its layers {stretches(missing)} are left out"
+        note = f"Prompt {embedded[0]['prompt']} is long: its layers {_stretches(missing)} are left out"
         notes.append(f"{note}, but for outlines in the map of heads.")
     if notes:
         notes.append("To choose others: report_page(run, path, prompts=[...], megabytes=...).")
     return (" ".join(notes),) if notes else ()
 
 
-def stretches(numbers: list[int]) -> str:
-    """`numbers` as text: "0–3, 7"."""
+def _stretches(numbers: list[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in contiguous(numbers))
 
 

@@ -26,6 +26,7 @@ from repo_interp.plots.views.atlas import names_figure
 from repo_interp.plots.views.position_texts import CLEARNESS, TEXTS, clearest
 
 COLOURS = {"index": "#E69F00", "segment": "#009E73", "token": "#56B4E9", "previous": "#CC79A7"}
+_KINDS = [*CLEARNESS, "other"]
 _SAID = (
     (
         "places words",
@@ -48,7 +49,7 @@ _SAID = (
 
 def head_kinds(run: xr.DataTree) -> PaperFigure:
     """What every head does, by name: a cell per layer and head; of several runs a panel for each."""
-    return names_figure(run, "position_sources", "kind", [*CLEARNESS, "other"], "What positions do")
+    return names_figure(run, "position_sources", "kind", _KINDS, "What positions do")
 
 
 def _largest(dataset: xr.Dataset) -> HeadMap:
@@ -111,16 +112,13 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     """What kinds of heads read, with the null of each."""
     dataset, kinds = group(run, "position_sources"), clearest(run)
     if kinds:
-        counts = {kind: int(clear.notnull().sum()) for kind, (clear, _) in kinds.items()}
-        named = int((dataset["kind"] != "").sum())
+        counts = {kind: int(clear.notnull().sum()) for kind, clear in kinds.items()}
         does = ", ".join(f"{count} {kind if count == 1 else kind.replace('s ', ' ', 1)}" for kind, count in counts.items())
-        others = f"; {named - sum(counts.values())} do none of these" if sum(counts.values()) < named else ""
-        clear, says = next(iter(kinds.values()))
-        layer, head = ranked_heads(abs(clear))[0]
-        evidence = f"position_sources.kind, the first that holds; L{layer} H{head}: {says.format(float(clear.sel(layer=layer, head=head)))}"
-        yield Finding(
-            f"Of {named} heads with positions of their own {does}{others}", evidence, 0.9, "position_sources", layer, head
-        )
+        named = int((dataset["kind"] != "").sum())
+        others = f"; {rest} do none of these" if (rest := named - sum(counts.values())) else ""
+        first = ranked_heads(abs(next(iter(kinds.values()))))[0]
+        sentence = f"Of {named} heads with positions of their own {does}{others}"
+        yield Finding(sentence, "position_sources.kind, the first that holds of a head", 0.9, "position_sources", *first)
     of = "positions" if set(schemes(dataset).values()) & {*LEARNED_SCHEMES} else "gates"
     for kind, does, variable, source, unit in _SAID if kinds else ():
         found, of_source = dataset["kind"] == kind, dataset.sel(source=source)
@@ -135,51 +133,33 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
 
 
 def kind_shares(tree: xr.DataTree) -> xr.DataArray:
-    """Share of the heads of every layer that are of a kind [run, layer, kind]; NaN for layers without kinds."""
+    """Share of the heads of every layer that are of a kind [run, layer, kind], of layers that have kinds in any run."""
     kind = group(tree, "position_sources")["kind"]
-    names = [*CLEARNESS, "other"]
-    shares = xr.concat([(kind == name).where(kind != "") for name in names], xr.DataArray(names, dims="kind", name="kind")).mean(
-        "head"
-    )
-    return shares.rename("kind_share").assign_attrs(long_name="share of a layer's heads that are of a kind", units="1")
+    names = xr.DataArray(_KINDS, {"kind": _KINDS}, ("kind",))
+    shares = (kind == names).where(kind != "").mean("head").dropna("layer", how="all").rename("kind_share")
+    return shares.assign_attrs(long_name="share of a layer's heads that are of a kind", units="1")
 
 
 def kinds_table(tree: xr.DataTree) -> Table:
-    """One row per kind, one column per run: how many heads are of it, and which; of training steps, so which layers come first."""
-    kind, runs = group(tree, "position_sources")["kind"], runs_of(tree)
+    """One row per kind, one column per run: how many heads are of it, and which; over training steps, so which layers come first."""
+    kind, runs, rows = group(tree, "position_sources")["kind"], runs_of(tree), []
     shown = spread(runs.names, 6)
-
-    def cell(name: str, run: str) -> str:
-        heads = heads_where(kind.sel(run=run) == name)
-        return f"{len(heads)}: {heads_named(heads, 6, kind.sizes['head'])}" if heads else "0"
-
-    rows = tuple((name, *(cell(name, run) for run in shown)) for name in CLEARNESS)
-    return Table(
-        "kinds",
-        "Heads by what their positions do",
-        ("kind", *map(runs.title, shown)),
-        rows,
-        "Heads with learned positions or gates.",
-    )
-
-
-def _has_kinds(tree: xr.DataTree) -> bool:
-    """Whether any head of any run has a kind."""
-    sources = group(tree, "position_sources")
-    return "kind" in sources and bool((sources["kind"] != "").any())
+    for name in CLEARNESS:
+        found = [heads_where(kind.sel(run=run) == name) for run in shown]
+        if any(found):
+            rows.append((name, *(f"{len(heads)}  {heads_named(heads, 6, kind.sizes['head'])}" for heads in found)))
+    return Table("kinds", "Heads by what their positions do", ("kind", *map(runs.title, shown)), tuple(rows))
 
 
 def _figures_beside(tree: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
-    if not _has_kinds(tree):
+    if "kind" not in tree["position_sources"] or not (shares := kind_shares(tree)).size:
         return
     yield "position_sources_kind", head_kinds(tree)
-    shares, runs = kind_shares(tree), runs_of(tree)
+    runs = runs_of(tree)
     for suffix, figure in draw_variable(shares, runs):
-        yield "_".join(filter(None, ("position_sources_kind_share", suffix))), figure
+        yield f"position_sources_kind_share{suffix}", figure
     if runs.steps is not None:
-        figure = lines(shares, runs, "run", "kind", "layer")
-        figure.caption = "Share of the heads of a layer that are of a kind, over the training."
-        yield "position_sources_kind_share_by_layer", figure
+        yield "position_sources_kind_share_by_layer", lines(shares, runs, "run", "kind", "layer")
 
 
 VIEW = View(
@@ -194,6 +174,6 @@ VIEW = View(
     head_maps=_head_maps,
     informative=_informative,
     interactive=TEXTS,
-    beside=Beside(_figures_beside, lambda tree: (kinds_table(tree),) if _has_kinds(tree) else ()),
+    beside=Beside(_figures_beside, lambda tree: (kinds_table(tree),) if "kind" in tree["position_sources"] else ()),
     compared=("share", "r_squared"),
 )
