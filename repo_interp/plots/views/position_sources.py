@@ -154,12 +154,14 @@ def kinds_table(tree: xr.DataTree) -> Table:
 def _figures_beside(tree: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
     if "kind" not in tree["position_sources"] or not (shares := kind_shares(tree)).size:
         return
-    yield "position_sources_kind", head_kinds(tree)
-    runs = runs_of(tree)
+    runs, drawn = runs_of(tree), [("", head_kinds(tree))]
+    if runs.steps is not None:
+        drawn.append(("_by_layer", lines(shares, runs, "run", "kind", "layer")))
+    for suffix, figure in drawn:
+        figure.caption = "What the positions of every head do, run by run."
+        yield f"position_sources_kind{suffix}", figure
     for suffix, figure in draw_variable(shares, runs):
         yield f"position_sources_kind_share{suffix}", figure
-    if runs.steps is not None:
-        yield "position_sources_kind_share_by_layer", lines(shares, runs, "run", "kind", "layer")
 
 
 VIEW = View(

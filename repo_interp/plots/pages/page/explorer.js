@@ -323,9 +323,11 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
         looking.textContent = "looking for the positions that the answer needs: " + Math.floor((100 * done) / total) + " %";
         return;
       }
+      const offer = ({ edit, sentence, effect }) => button(sentence.replace(/^(.*): the token index$/, "give $1 the token index") + " (" + number(effect) + " nat)", () => update({ edits: [...state.edits, edit] }), { className: "suggested" });
+      const whole = suggested.filter(({ edit }) => edit.named), others = suggested.filter(({ edit }) => !edit.named);
       part.suggestions.replaceChildren(
-        el("p", { className: "hint", textContent: suggested.length ? "The answer loses most by these edits:" : "No single head or layer is needed for this answer." }),
-        ...suggested.map(({ edit, sentence, effect }) => button(sentence.replace(/^(.*): the token index$/, "give $1 the token index") + " (" + number(effect) + " nat)", () => update({ edits: [...state.edits, edit] }), { className: "suggested" })));
+        el("p", { className: "hint", textContent: others.length ? "The answer loses most by these edits:" : "No single head or layer is needed for this answer." }), ...others.map(offer),
+        ...(whole.length ? [el("p", { className: "hint", textContent: "All heads of a kind at once:" }), ...whole.map(offer)] : []));
     };
     try {
       await source.events(message("suggest"), take, ended.signal);
