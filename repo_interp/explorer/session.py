@@ -251,10 +251,10 @@ class Session:
         lost = [*group["layer_effect"].values.tolist(), *group["effect"].transpose("layer", "head").values.ravel().tolist()]
         needed = [each for each in zip(changes, lost, strict=True) if each[1] < 0]  # NaN where no head was measured
         with at_rest(self._passes.model):
-            kinds = analyze(self.bridge, [self.prompt], ("position_sources",))["position_sources"]["kind"].sel(layer=layers)
+            sources = analyze(self.bridge, [self.prompt], ("position_sources",))["position_sources"].to_dataset()
         clean, whole = self._log_probability(()), []
         for name in KINDS_OF_HEADS:
-            found = tuple(heads_where(kinds == name))
+            found = tuple(heads_where(sources["kind"].sel(layer=layers) == name))
             for move in MOVES if found else ():
                 edit = Edit(kind=move, heads=found, named=f"the {len(found)} heads of kind “{name}”")
                 whole.append((edit, self._log_probability((edit,)) - clean))

@@ -23,7 +23,7 @@ window.reportSections.position_sources = function (section, data, page) {
 
     // Positions of the chosen head, or its gates.
     function valuesAt(place) {
-      const block = data.gates.length ? data.gates[place][chosen().layer] : null;
+      const block = (data.gates[source.open().numbers[place]] || {})[chosen().layer];
       return block ? valuesOf(block)[block.row[chosen().column]] : source.view({ prompt: place, heads: [pair()], token: 0 }).numbers.position.values[0];
     }
 
@@ -55,7 +55,7 @@ window.reportSections.position_sources = function (section, data, page) {
     const prompts = el("select", { onchange: () => panels.forEach(({ draw }) => draw()) }, ...counts.map((count, place) => option(place, numbers[place] + " (" + count + " tokens)")));
     const panels = data.kinds.map((kind) => panel(kind, page.source, prompts)), root = section.querySelector(".position-texts");
     root.replaceChildren(...(counts.length > 1 ? [field("Prompt", prompts)] : []), el("div", { className: "panels" }, ...panels.map(({ card }) => card)),
-      el("p", { className: "hint", textContent: "Color: the " + (data.gates.length ? "mean gate" : "position") + " of a token, none at the head's median; the numbers below a text are the ends of its colors. Point at a token for its number." }));
+      el("p", { className: "hint", textContent: "Color: the " + (Object.keys(data.gates).length ? "position (CoPE: the mean gate)" : "position") + " of a token, none at the head's median; the numbers below a text are the ends of its colors. Point at a token for its number." }));
     panels.forEach(({ draw }) => draw());
     root.hidden = false;
   });

@@ -35,7 +35,7 @@ def clearest(run: xr.DataTree) -> dict[str, xr.DataArray]:
     for kind, (variable, source) in CLEARNESS.items() if "kind" in sources else ():
         values = sources.sel(source=source)[variable]
         if kind == "counts tokens" and "patterns" in run.children:
-            values = over_prompts(run["patterns"].get("trend", values))
+            values = over_prompts(group(run, "patterns").get("trend", values))
         found[kind] = values.where(sources["kind"] == kind).transpose("layer", "head")
     return {kind: values for kind, values in found.items() if values.notnull().any()}
 
@@ -45,13 +45,13 @@ def kinds_of_heads(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, An
     kinds, described = clearest(run), described_prompts(run)
     if not kinds or described is None:
         return None, ()
-    sources, gates = group(run, "position_sources"), []
-    if "gates" in run.children and "positions" not in run.children:
+    sources, gates = group(run, "position_sources"), {}
+    if "gates" in run.children:
         by_token = run["gates"]["gate_by_token"].rename(key="token").to_dataset(name="position")
         by_token["token_count"] = described["token_count"]
-        gates = [
-            {layer: pack_layer(by_token, prompt, layer) for layer in schemes(by_token)} for prompt in described["prompt"].values
-        ]
+        layers = [layer for layer, scheme in schemes(by_token).items() if scheme.startswith("cope")]
+        for prompt in described["prompt"].values.tolist():
+            gates[prompt] = {layer: pack_layer(by_token, prompt, layer) for layer in layers}
     shown = [
         {
             "kind": kind,

@@ -191,7 +191,7 @@ def test_kinds_of_heads_over_steps_are_shares_of_layers_and_named_in_a_table():
     assert [*drawn] == ["position_sources_kind", "position_sources_kind_by_layer", "position_sources_kind_share"]
     (ax,) = drawn["position_sources_kind_by_layer"].axes
     counts = next(line for line in ax.lines if line.get_gid() == "mean counts tokens")
-    assert counts.get_xdata().tolist() == [10, 20, 40] and counts.get_ydata().tolist() == [0, 0.5, 0.5]
+    np.testing.assert_array_equal(counts.get_data(), [[10, 20, 40], [0, 0.5, 0.5]])
     (table,) = view_of("position_sources").beside.tables(tree)  # pyright: ignore[reportOptionalMemberAccess]
     assert table.rows == (("counts tokens", "0  ", "1  L1 H0", "1  L1 H0"), ("marks lines", "0  ", "0  ", "1  L1 H1"))
     tree["position_sources"] = xr.DataTree(xr.Dataset({"kind": named.where(False, "")}))  # as of RoPE models
