@@ -108,8 +108,8 @@ def load_model(
     are scaled, e.g. {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4096}; it reaches every layer that rotates,
     learned positions included. `device_map`, in the place of `device`: "auto" or a device for every module, for a model that is larger than
     one of them (`models.dispatch`), with `most_memory` by device.
-    `dtype` "auto": bfloat16 on an accelerator where the checkpoint has it. `positions_dtype`: of the maps that learned positions come from, and of
-    these positions; None: `dtype`. Raises InputError for what does not fit.
+    `dtype` "auto": bfloat16 on an accelerator where the checkpoint has it. `positions_dtype`: of the maps that learned positions come from,
+    and of these positions; None: `dtype`. Raises InputError for what does not fit.
     """
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = identify(checkpoint)
