@@ -71,7 +71,8 @@ def rows_by_kind(model: PreTrainedModel, prompts: Sequence[Prompt]) -> list[tupl
     """Heads that learn positions and share them, with their kind on `prompts`; a forward pass per prompt."""
     measure, parts, shared = PositionSources(), list[Statistics](), dict[int, int]()
     named = [
-        prompt.spans | prompt_structure(measure.kinds, len(prompt.tokens), prompt.spans, prompt.token_text) for prompt in prompts
+        {**prompt.spans} | prompt_structure(measure.kinds, len(prompt.tokens), prompt.spans, prompt.token_text)
+        for prompt in prompts
     ]
     device = next(model.parameters()).device
 

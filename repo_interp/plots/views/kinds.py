@@ -78,7 +78,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
             continue
         by_class = own.sel(of="difference").values
         most = int(np.nan_to_num(by_class[:, 0], nan=-np.inf).argmax())
-        if by_class[most, 0] - difference[0] > CLEAR * (by_class[most, 2] - by_class[most, 0]):
+        if judged[0] > 0 and by_class[most, 0] - difference[0] > CLEAR * (by_class[most, 2] - by_class[most, 0]):
             rest += f"; {own['token_class'].values[most]} need them most, {_in_words(by_class[most])} more than other heads"
         of = "of the answer" if answered == "generated" else "per token"
         sentence = f"Freezing the positions of the {count} heads of the kind “{kind}” costs {_in_words(change)} nats {of}{rest}"
