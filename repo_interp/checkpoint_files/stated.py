@@ -101,7 +101,7 @@ def described(path: str | os.PathLike[str], configure: Configure | None = None, 
         )
     for remark in remarks:
         warn(f"{file} {remark}")
-    if isinstance(quantised := raw.get("quantization_config"), Mapping):
+    if isinstance(quantised := whole.get("quantization_config"), Mapping):
         warn(
             f"{source} names a quantisation ({quantised.get('quant_method')}), which its weights do not have: they are read as they are"
         )

@@ -95,6 +95,19 @@ def _patterns(
     return torch.where(known, pattern, -1)
 
 
+def _counts(
+    known: Bool[Tensor, "... chunk"],
+    spread: Float[Tensor, "... chunk"],
+    mono: Bool[Tensor, "... chunk"],
+    epsilons: Float[Tensor, "epsilon"],
+) -> Int[Tensor, "epsilon pattern"]:
+    """How many chunks have each pattern, for every tolerance at once."""
+    constant = spread[..., None] <= epsilons
+    mono = mono[..., None].expand_as(constant)
+    of_patterns = torch.stack([constant, ~constant & mono, ~constant & ~mono], -1) & known[..., None, None]
+    return of_patterns.flatten(0, -3).sum(0)
+
+
 def _from_first_valid(positions: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
     first = valid.to(torch.int8).argmax(-1, keepdim=True)
     order = (torch.arange(valid.shape[-1], device=valid.device) + first) % valid.shape[-1]
@@ -117,16 +130,14 @@ class Patterns(Measure, needs=Needs(tensors=("positions",), nan=("trend", "trend
         """Chunk patterns, trends, and where positions are learned the chunks of each pattern over a grid of sizes and tolerances."""
         positions = inputs.positions
         if positions is None:
-            positions = torch.full((len(inputs.valid), 1, inputs.valid.shape[1]), torch.nan, device=inputs.valid.device)
+            positions = torch.full_like(inputs.valid[:, None], torch.nan, dtype=torch.double)
         valid, sharing = inputs.valid[:, None], inputs.heads // positions.shape[1]
         chunks = chunk_patterns(positions, valid, self.chunk_size, self.epsilon, self.last_chunk)
         counts = np.zeros((len(CHUNK_SIZES), len(EPSILONS), len(PATTERNS)))
         if inputs.scheme in LEARNED:
-            for row, size in enumerate(CHUNK_SIZES):
-                of_size = _chunks(positions, valid, size, self.last_chunk)
-                for column, epsilon in enumerate(EPSILONS):
-                    found = _patterns(*of_size, epsilon).flatten() + 1
-                    counts[row, column] = sharing * found.bincount(minlength=1 + len(PATTERNS))[1:].cpu().numpy()
+            epsilons = torch.tensor(EPSILONS, dtype=torch.float64, device=positions.device)
+            of_sizes = [_counts(*_chunks(positions, valid, size, self.last_chunk), epsilons) for size in CHUNK_SIZES]
+            counts = sharing * torch.stack(of_sizes).cpu().numpy()
         of_head = ("prompt", "layer", "head")
         trends, null = np.full((2, *positions.shape[:2]), np.nan), np.full(len(positions), np.nan)
         within = np.zeros((2, positions.shape[1]))

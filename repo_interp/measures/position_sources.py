@@ -269,7 +269,7 @@ def _quantity(inputs: AttentionInputs) -> Float[Tensor, "prompt head token"]:
         return sums.by_key / sums.queries[:, None].clamp_min(1)
     if inputs.head_positions is not None:
         return inputs.head_positions
-    return torch.full(inputs.queries.shape[:3], torch.nan, device=inputs.valid.device)
+    return torch.full_like(inputs.queries[..., 0], torch.nan)
 
 
 def _segment_spans(spans: Spans, kinds: tuple[str, ...]) -> dict[str, str]:

@@ -43,7 +43,7 @@ class Positions(Measure, needs=Needs(tensors=("positions",), nan=tuple(_TEXTS)))
         """Positions [prompt, layer, head, token] and their ranges [prompt, layer, head]; NaN where a layer has no positions."""
         positions = inputs.head_positions
         if positions is None:
-            positions = torch.full(inputs.queries.shape[:3], float("nan"), device=inputs.valid.device)
+            positions = torch.full_like(inputs.queries[..., 0], torch.nan)
         valid = inputs.valid[:, None]
         record = {
             "position": (("prompt", "layer", "head", "token"), positions.float().masked_fill(~valid, torch.nan)),

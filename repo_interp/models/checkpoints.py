@@ -273,8 +273,11 @@ def _empty_model(config: PretrainedConfig, schemes: tuple[str, ...] | None, opti
 def require_fitting_headers(checkpoint: Checkpoint) -> None:
     """Raise InputError where names or shapes of weights, as headers state them, are not those of the decoder of a checkpoint.
 
-    Of weights that transformers converts on loading, such as experts one by one, all numbers are counted instead.
+    Of weights that transformers converts on loading, such as experts one by one, all numbers are counted instead; those of a larger
+    model, whose text part is opened, are looked at in loading.
     """
+    if checkpoint.larger is not None:
+        return
     directory, source = checkpoint.directory, str(checkpoint.directory / "config.json")
     config = configured(plain_keys(stated(directory), source), source)
     if checkpoint.base is not None:

@@ -23,7 +23,7 @@ from repo_interp.measures.kernels.memory import SHARED, memory_for
 from repo_interp.measures.kernels.rounding import ROUNDING
 
 _TOKENS = 512
-"""Tokens and distances treated in float64 at a time."""
+"""Tokens and distances treated in float64 at a time on a processor."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def fake_axes(
     grand = rows.mean(-1, keepdim=True)
     mean_phase = grid.phase_sums(frequencies)[0] / count
     rotated = _as_features(in_pairs(query) * mean_phase).unflatten(0, (len(keys), group))
-    blocks = keys.split(_TOKENS, 1)
+    blocks = keys.split(_at_once(keys[:, 0]), 1)
     columns = torch.cat([rotated @ block.to(torch.float64).mT for block in blocks], -1).flatten(0, 1)
     columns = columns + bias.mean(-1, keepdim=True)
     return rows - grand / 2, columns - grand / 2
@@ -149,10 +149,17 @@ def row_means(
 ) -> Float[Tensor, "prompt head query distance"]:
     """Row means of W' at every distance: the mean key's logit - `of_mean` is q conj(mean k) - and the bias there."""
     means = []
-    for steps in torch.arange(bias.shape[-1], dtype=torch.float64, device=bias.device).split(_TOKENS):
+    for steps in torch.arange(bias.shape[-1], dtype=torch.float64, device=bias.device).split(
+        _at_once(grid.start[..., None] * frequencies)
+    ):
         angles = (grid.start[..., None] + grid.step[..., None] * steps)[..., None] * frequencies
         means.append(of_mean.real @ angles.cos().mT - of_mean.imag @ angles.sin().mT)
     return torch.cat(means, -1) + bias[:, :, None]
+
+
+def _at_once(of_token: Tensor) -> int:
+    """Tokens, or distances, that are treated together, where each takes as many numbers as `of_token` has."""
+    return max(_TOKENS, memory_for(of_token.device, 0) // (16 * of_token.numel()))
 
 
 def in_pairs(features: Float[Tensor, "... d_head"]) -> Complex[Tensor, "... component"]:

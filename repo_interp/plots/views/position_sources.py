@@ -17,7 +17,7 @@ from repo_interp.plots.marks.drawing import counted, number
 from repo_interp.plots.marks.finding import Finding, heads_named
 from repo_interp.plots.marks.heads import MISSING, HeadMap, head_rows
 from repo_interp.plots.marks.reading import LEARNED_SCHEMES, group, schemes
-from repo_interp.plots.marks.table import Cell, Table
+from repo_interp.plots.marks.table import Table
 from repo_interp.plots.style import PaperFigure
 from repo_interp.plots.view import View
 from repo_interp.plots.views.atlas import names_figure
@@ -75,7 +75,7 @@ def source_table(run: xr.DataTree) -> Table:
     dataset = group(run, "position_sources")
     token = dataset.sel(source="token")
     percents = [*(dataset["share"].sel(source=name) for name in dataset["source"].values), token["alone"], token["alone_null"]]
-    different: dict[tuple[Cell, ...], tuple[Cell, ...]] = {}
+    different = {}
     columns = [(100 * each).round() for each in percents]
     for layer, head, *row in head_rows([*columns, dataset["line_step"]], _known_heads(dataset)):
         row = (*row, str(dataset["kind"].sel(layer=layer, head=head).values))

@@ -117,7 +117,13 @@ def test_prompts_without_generated_tokens_leave_the_mass_out(tmp_path, capsys):
     assert "prompt 0 has no span 'generated', which the measure 'attention_mass' needs" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert main(command) == 0
-    assert set(ri.read_run(tmp_path / "out").children) == {"positions", "patterns", "attention_rows", "predictions"}
+    assert set(ri.read_run(tmp_path / "out").children) == {
+        "positions",
+        "patterns",
+        "position_sources",
+        "attention_rows",
+        "predictions",
+    }
 
 
 def interruptible(store: Path, out: Path, wait: bool = False) -> list[int]:

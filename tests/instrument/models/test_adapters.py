@@ -333,14 +333,14 @@ SHIPPED = tuple(name for name in shipped_names() if name not in zoo_names())
 def test_one_that_ships_has_its_record_and_wants_its_base(name, tmp_path, monkeypatch):
     monkeypatch.setenv("REPO_INTERP_CACHE", str(tmp_path))
     directory = zoo_path(name)
-    assert sum(file.stat().st_size for file in directory.iterdir()) < 8e6
+    assert sum(file.stat().st_size for file in directory.iterdir()) < 9e6
     configuration, known = trained_configuration(directory), identify(name)
     assert known.base.name == configuration.continue_from == name.partition("/")[0]
-    assert known.config.max_position_embeddings == 1024
+    assert known.config.max_position_embeddings == 2048
     (scores,) = recorded_scores(directory)
     row = next(line for line in (directory.parent / "README.md").read_text().splitlines() if line.startswith(f"| `{name}`"))
-    tokens = configuration.steps * configuration.batch * configuration.accumulation * 512
-    assert row.endswith(f"| {tokens:,} | {scores.means['512']:.3f} | {scores.means['1024']:.3f} |")
+    tokens = configuration.steps * configuration.batch * configuration.accumulation * 1024
+    assert row.endswith(f"| {tokens:,} | {scores.means['1024']:.3f} | {scores.means['2048']:.3f} |")
     assert scores.steps == configuration.steps
     with init_empty_weights(include_buffers=False):
         whole = with_layout(AutoModelForCausalLM.from_config(known.config), ",".join(known.layout), **known.options)

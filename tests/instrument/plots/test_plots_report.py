@@ -170,7 +170,7 @@ def test_the_largest_value_has_the_last_colour_and_a_missing_one_is_grey():
 def test_absent_groups_have_no_section_and_an_empty_run_no_page(small, no_pictures, tmp_path):
     only = xr.DataTree.from_dict({"/": xr.Dataset(), "/patterns": small["patterns"].to_dataset()})
     page = Page(report_page(only, tmp_path / "report.html"))
-    assert page.texts["h2"] == ["What stands out", "Patterns of positions", "Provenance"]
+    assert page.texts["h2"] == ["Patterns of positions", "Provenance"]
     with pytest.raises(InputError, match="at least one measure; this one has none"):
         report_page(xr.DataTree(), tmp_path / "empty.html")
     assert not (tmp_path / "empty.html").exists()
