@@ -123,7 +123,7 @@ def maker_of_tables() -> Callable[[str, str], str]:
 def tiny_run() -> dict[str, Any]:
     """Every group that a run can have, with all optional variables, from tiny models with random weights."""
     from repo_interp.analysis.analyze import analyze
-    from repo_interp.experiments import Atlas, Effects, Extrapolation, Perturbation, Saliency
+    from repo_interp.experiments import Atlas, Effects, Extrapolation, Kinds, Perturbation, Saliency
     from repo_interp.experiments.extrapolation import output_traces
     from repo_interp.experiments.task_scores import task_scores
     from repo_interp.measures.catalogue import measure_named, measure_names
@@ -137,7 +137,7 @@ def tiny_run() -> dict[str, Any]:
     }
     measures = [dataclasses.replace(measure_named(name), **optional.get(name, {})) for name in measure_names()]  # pyright: ignore
     atlas = Atlas(twins=1, sequences=2)
-    run = analyze(_tiny_model("rope,repo,cope"), words.prompts(2, test_set="8"), measures, experiments=[atlas])
+    run = analyze(_tiny_model("rope,repo,cope"), words.prompts(2, test_set="8"), measures, experiments=[atlas, Kinds()])
     model, prompts = _tiny_model("repo"), task.prompts(4)
     longer = task.prompts(4, test_set="32")
     return {name: node.to_dataset() for name, node in run.children.items()} | {

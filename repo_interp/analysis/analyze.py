@@ -72,8 +72,8 @@ def analyze(
     `prompts`: Prompts, texts or tokens, one or many (see `analysis.coercion`); None: of the task that the checkpoint was trained on, else
     a short text (`defaults.default_prompts`). `measures` are names of the catalogue or objects like a `Measure`; None: what says something
     about the schemes of the layers (`request.default_measures`). `experiments`: names ("perturbation", "extrapolation", "effects",
-    "saliency", "atlas"), objects that follow `Experiment`, or what `planned` made of them; None: where no measures and layers are named
-    either, the atlas of a model whose positions are fixed. `layers` and `heads` (numbers; None: all) restrict what is
+    "kinds", "saliency", "atlas"), objects that follow `Experiment`, or what `planned` made of them; None: where no measures and layers
+    are named either, what `defaults.default_experiments` says. `layers` and `heads` (numbers; None: all) restrict what is
     measured. `task`: what experiments score `prompts` by; None: their generated tokens where all have some, else the log perplexity
     of every token. `batch_size`: prompts of a forward pass, limits of it, or "auto": as much as is worthwhile and fits into memory.
     `progress` is called with layers observed and in all, `experiment_progress` with the name of an experiment and its points; None for

@@ -1,8 +1,9 @@
 """What is analysed where nobody says it: prompts, experiments. `request.default_measures` has the measures.
 
     prompts        those of the task that the checkpoint was trained on, else one short text
-    experiments    the atlas of heads, quickly, where every layer's positions are the token index, or none; elsewhere, on prompts of a
-                   task, the effects of changed positions and the atlas, where their passes are few: tokens times parameters at most QUICK
+    experiments    the atlas of heads, quickly, where every layer's positions are the token index, or none; elsewhere, where their passes
+                   are few - tokens times parameters at most FEW or QUICK -, what kinds of heads are for, where some learn positions, and,
+                   on prompts of a task, the effects of changed positions and the atlas
 
 Brings together tasks, experiments and where a model came from; knows nothing about commands.
 """
@@ -21,6 +22,7 @@ from repo_interp.experiments.atlas import Atlas
 from repo_interp.experiments.catalogue import planned
 from repo_interp.experiments.effects import Effects
 from repo_interp.experiments.experiment import Experiment
+from repo_interp.experiments.kinds import Kinds
 from repo_interp.models.bridge import model_of, tokenizer_of
 from repo_interp.models.provenance import length_trained, loaded_from
 from repo_interp.models.reposition import layout
@@ -34,6 +36,8 @@ COUNT = 20
 
 QUICK = 2e11
 """Tokens times parameters of an experiment that is made unasked: about half a minute on one core."""
+FEW = 1e12
+"""The same of `kinds`, whose passes are long: as much time of a model of 1e8 parameters and a text of 600 tokens."""
 
 
 def default_prompts(bridge: nn.Module, count: int = COUNT, **options: Any) -> tuple[list[Prompt], Task | None]:
@@ -60,8 +64,8 @@ def origin_of(task: Task | None) -> str:
 
 
 def default_experiments(bridge: nn.Module, prompts: Sequence[Prompt], task: Task | None) -> list[Experiment]:
-    """The atlas, where no layer learns positions or counts gates: then what heads do tells most. Else, on prompts of `task`, what is
-    quick of effects and atlas. An experiment that cannot work on the model or its prompts is left out.
+    """The atlas, where no layer learns positions or counts gates: then what heads do tells most. Else what is quick of kinds and, on
+    prompts of `task`, of effects and atlas. An experiment that cannot work on the model or its prompts is left out.
     """
     atlas = Atlas(sequences=2, twins=2)
     if set(layout(bridge)) <= {*FIXED, NO_ATTENTION}:
@@ -71,12 +75,10 @@ def default_experiments(bridge: nn.Module, prompts: Sequence[Prompt], task: Task
             warn(f"without the atlas: {error}")
             return []
         return [atlas]
-    if task is None:
-        return []
     parameters = sum(parameter.numel() for parameter in model_of(bridge).parameters())
     quick: list[Experiment] = []
-    for experiment in (Effects(), atlas):
+    for experiment, most in ((Kinds(), FEW), *((each, QUICK) for each in (Effects(), atlas) if task is not None)):
         with suppress(InputError):
             (plan,) = planned(bridge, prompts, [experiment], task)
-            quick += [experiment] if parameters * sum(plan.passes) <= QUICK else []
+            quick += [experiment] if parameters * sum(plan.passes) <= most else []
     return quick

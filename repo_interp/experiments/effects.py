@@ -83,9 +83,14 @@ def sets_of_heads(effect: Float[np.ndarray, "layer head"], heads: Heads, size: i
     known = sorted((head for head in heads if np.isfinite(effect[head])), key=lambda head: (effect[head], head))
     size = min(size, len(known), max(1, len(heads) // 2))
     others = [head for head in heads if head not in known[:size]]
+    return [known[:size], *drawn_sets(others, size, draws, seed)]
+
+
+def drawn_sets(others: Sequence[Any], size: int, draws: int, seed: int) -> list[list[Any]]:
+    """`draws` different sets of `size` of `others`, in their order, as far as there are so many."""
     generator = np.random.default_rng([seed, size])
     drawn = distinct(lambda: sorted(generator.permutation(len(others))[:size].tolist()), comb(len(others), size), draws)
-    return [known[:size], *([others[place] for place in places] for places in drawn)]
+    return [[others[place] for place in places] for places in drawn]
 
 
 def distinct(draw: Callable[[], Any], there_are: int, wanted: int) -> list[Any]:

@@ -121,6 +121,7 @@ def test_prompts_without_generated_tokens_leave_the_mass_out(tmp_path, capsys):
         "positions",
         "patterns",
         "position_sources",
+        "kinds",
         "attention_rows",
         "predictions",
     }

@@ -19,7 +19,7 @@ from repo_interp.plots.pages.report import write_report
 
 
 def test_every_group_of_ours_has_a_view_under_its_name():
-    experiments = {"effects", "saliency", "atlas", "perturbation", "extrapolation", "output_traces", "scores"}
+    experiments = {"effects", "kinds", "saliency", "atlas", "perturbation", "extrapolation", "output_traces", "scores"}
     assert set(OWN[VIEWS]) == {*OWN[MEASURES], *experiments}
     for group in OWN[VIEWS]:
         view = view_of(group)

@@ -1,0 +1,230 @@
+"""What each kind of heads is for: the positions of all its heads are frozen together, and every token is predicted again.
+
+    change       -log p(token | the kind's heads frozen, each at its mean position) + log p(token)      nats
+    controls     the same of as many other heads with learned positions, drawn at random, no set twice; mean over draws
+    difference   change - controls, token by token
+
+Kinds are those of `measures.position_sources` on the same prompts. Heads that share their positions are frozen together,
+in controls too. `EVERY` are all heads that learn positions; they, and a kind of more than half of them, have no controls.
+
+Intervals are Student's, at 95 %, of a ratio: with x_b the sum of changes over the n_b tokens of block b of B,
+
+    m = sum x_b / sum n_b        s^2 = B / (B - 1)  sum (x_b - m n_b)^2 / (sum n_b)^2
+
+A block is a prompt where there are `PROMPTS` or more, else a stretch of `BLOCK` tokens or more of one. They are about other
+text; how much other controls would differ, the draws show. A token is of the first class that fits: generated, a number
+(its text has a digit), the first of a line, a copy (it and the token before it stood side by side earlier in
+the prompt), another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from math import ceil
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Int
+from scipy.stats import t as student
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from repo_interp.errors import InputError
+from repo_interp.experiments.effects import drawn_sets
+from repo_interp.experiments.experiment import Experiment, Plan, Progress, require_targets
+from repo_interp.experiments.prompt_sets import Windows
+from repo_interp.inputs import AttentionInputs, Spans
+from repo_interp.interventions.positions import frozen
+from repo_interp.measures.kernels.segmentation import INSIDE, STARTS
+from repo_interp.measures.labels import described
+from repo_interp.measures.position_sources import KINDS_OF_HEADS, PositionSources
+from repo_interp.measures.statistics import Statistics, merge
+from repo_interp.models.capture import capture, next_token_logits
+from repo_interp.models.reposition import attentions, layer_count, layout
+from repo_interp.models.resuming import recorded, resumed
+from repo_interp.positions.layouts import LEARNED
+from repo_interp.store import Store
+from repo_interp.tasks import Prompt, Response
+from repo_interp.tasks.prompt.structure import prompt_structure
+from repo_interp.tasks.task import Scoring
+from repo_interp.values import Count, Seed
+
+EVERY = "all heads"
+CLASSES = ("generated", "numbers", "first of lines", "copies", "others")
+"""Of tokens; each is of the first that fits."""
+PROMPTS = 10
+"""Prompts from which each is a block."""
+BLOCK = 32
+"""Tokens of a block, at least, where there are fewer prompts."""
+AT_ONCE = 256
+"""Tokens whose next ones are predicted at a time: logits over the vocabulary are large."""
+Heads = list[tuple[int, int]]
+
+
+def rows_by_kind(model: PreTrainedModel, prompts: Sequence[Prompt]) -> list[tuple[str, Heads]]:
+    """Heads that learn positions and share them, with their kind on `prompts`; a forward pass per prompt."""
+    measure, parts, shared = PositionSources(), list[Statistics](), dict[int, int]()
+    named = [
+        {**prompt.spans} | prompt_structure(measure.kinds, len(prompt.tokens), prompt.spans, prompt.token_text)
+        for prompt in prompts
+    ]
+    device = next(model.parameters()).device
+
+    def receive(spans: Spans, inputs: AttentionInputs) -> None:
+        parts.append(measure.observe(inputs, spans))
+        assert inputs.positions is not None
+        shared[inputs.layer] = inputs.heads // inputs.positions.shape[1]
+
+    for number, prompt in enumerate(prompts):
+        tokens, index = torch.tensor([prompt.tokens], device=device), np.arange(len(prompt.tokens))
+        spans = {name: torch.tensor(np.isin(index, named[number].get(name, ()))[None]) for name in set().union(*named)}
+        valid, receiver = torch.ones_like(tokens, dtype=torch.bool), partial(receive, spans)
+        capture(model, tokens, valid, torch.tensor([number]), receiver, learned_layers(model))
+    kind = measure.conclude(merge(parts))["kind"]
+    return [
+        (str(kind.sel(layer=layer, head=first).values), [(layer, first + each) for each in range(size)])
+        for layer, size in shared.items()
+        for first in range(0, kind.sizes["head"], size)
+    ]
+
+
+def learned_layers(model: PreTrainedModel) -> list[int]:
+    """Layers that learn positions."""
+    return [each.layer_idx for each in attentions(model) if each.scheme in LEARNED]
+
+
+def token_classes(prompt: Prompt) -> list[str]:
+    """The class of every token."""
+    pairs = [(-1, -1), *pairwise(prompt.tokens)]
+    structure = prompt_structure(("lines",), len(pairs), prompt.spans, prompt.token_text)
+    texts, lines = prompt.token_text or [""] * len(pairs), structure.get(f"{INSIDE}lines{STARTS}", ())
+    return [
+        CLASSES[
+            [
+                place in prompt.generated,
+                any(map(str.isdigit, texts[place])),
+                place in lines,
+                pairs.index(pair) < place,
+                True,
+            ].index(True)
+        ]
+        for place, pair in enumerate(pairs)
+    ]
+
+
+def blocks_of(lengths: Sequence[int]) -> list[Int[np.ndarray, " token"]]:
+    """The block of every token but the first of every prompt, numbered over prompts."""
+    counts = [1 if len(lengths) >= PROMPTS else max(1, length // BLOCK) for length in lengths]
+    return [
+        sum(counts[:number]) + np.arange(length - 1) * counts[number] // (length - 1) for number, length in enumerate(lengths)
+    ]
+
+
+def intervals(changes: xr.DataArray) -> xr.DataArray:
+    """Means of `changes` [..., draw, sample], the kind's and those of controls, and both ends of their 95 % intervals over the
+    coordinate `block`; NaN where all blocks are equal.
+    """
+    own, others = changes.isel(draw=0), changes.isel(draw=slice(1, None)).mean("draw")
+    groups = xr.concat([own, others, own - others], "of").groupby("block")
+    sums, counts = groups.sum(), groups.count()
+    mean, blocks = sums.sum("block") / counts.sum("block"), (counts > 0).sum("block")
+    error = (((sums - mean * counts) ** 2).sum("block") * blocks / (blocks - 1)) ** 0.5 / counts.sum("block")
+    reach = error.where(error > 0) * student.ppf(0.975, blocks - 1)
+    return xr.concat([mean, mean - reach, mean + reach], "bound").transpose("kind", ..., "of", "bound")
+
+
+@torch.no_grad()
+def _read(model: PreTrainedModel, scoring: Scoring, prompt: Prompt, sets: Sequence[Heads]) -> dict[str, Any]:
+    """The score of one prompt and the losses of its tokens, undisturbed and with the positions of each set of heads frozen."""
+    tokens = torch.tensor([prompt.tokens], device=next(model.parameters()).device)
+    recording = recorded(model, tokens)
+
+    def reading(hidden: Tensor) -> list[float]:
+        losses, likeliest = list[float](), list[int]()
+        for states, following in zip(hidden[0, :-1].split(AT_ONCE), tokens[0, 1:].split(AT_ONCE), strict=True):
+            logits = next_token_logits(model, states)
+            losses += torch.nn.functional.cross_entropy(logits, following, reduction="none").tolist()
+            likeliest += logits.argmax(-1).tolist()
+        said = [(likeliest[place - 1], -losses[place - 1]) for place in scoring.targets(prompt)]
+        return [*scoring.score([Response(*zip(*said, strict=True))], [prompt]), *losses]
+
+    readings = [reading(recording.last_hidden)]
+    for heads in sets:
+        with frozen(model, heads) if heads else nullcontext():
+            readings.append(reading(resumed(model, recording, min(heads)[0])) if heads else [np.nan] * len(readings[0]))
+    return {"readings": readings}
+
+
+@dataclass(frozen=True)
+class Kinds(Experiment):
+    """The experiment `kinds`: what the positions of each kind of heads are for (ours)."""
+
+    draws: Count = 2
+    """Controls: different sets of as many other heads, as far as there are so many."""
+    seed: Seed = 0
+    """Seed of the controls."""
+    name: ClassVar[str] = "kinds"
+
+    def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
+        """Passes for all kinds that there can be. Raises InputError where no layer learns positions, or nothing is predicted."""
+        learned, layers = learned_layers(model), layer_count(model)
+        if not learned:
+            schemes = ", ".join(dict.fromkeys(layout(model)))
+            raise InputError(
+                f"kinds are told by learned positions, and no layer of this model ({schemes}) learns any; leave them out"
+            )
+        for each in (scoring, Windows()):
+            require_targets(self.name, each, prompts)
+        changed = (1 + len(KINDS_OF_HEADS) * (1 + self.draws)) * (1 - learned[0] / layers)
+
+        def run(batch_size: int, store: Store, progress: Progress | None) -> dict[str, xr.Dataset]:
+            return {self.name: self._measured(model, scoring, prompts, store, progress)}
+
+        return Plan(self, tuple(len(prompt.tokens) for prompt in prompts) * (2 + ceil(changed)), run)
+
+    def _measured(
+        self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], store: Store, progress: Progress | None
+    ) -> xr.Dataset:
+        rows, sets = rows_by_kind(model, prompts), dict[str, list[list[Heads]]]()
+        for kind in (EVERY, *KINDS_OF_HEADS):
+            own = [heads for known, heads in rows if kind in (known, EVERY)]
+            others = [heads for _, heads in rows if heads not in own]
+            drawn = drawn_sets(others, len(own), self.draws, self.seed)
+            sets |= {kind: [own, *drawn, *[[]] * (self.draws - len(drawn))]} if own else {}
+        heads = [sum(some, start=Heads()) for of_kind in sets.values() for some in of_kind]
+        points = {f"prompt-{number}": partial(_read, model, scoring, prompt, heads) for number, prompt in enumerate(prompts)}
+        read = [np.array(point["readings"]) for point in store.get_or_compute(points, progress).values()]
+
+        def changes(readings: list[np.ndarray], block: Any) -> xr.DataArray:
+            values = np.concatenate([each[1:] - each[0] for each in readings], axis=1).reshape(len(sets), 1 + self.draws, -1)
+            return xr.DataArray(values, {"kind": [*sets], "block": ("sample", block)}, ("kind", "draw", "sample"))
+
+        losses = changes([each[:, 1:] for each in read], np.concatenate(blocks_of([len(prompt.tokens) for prompt in prompts])))
+        scores = changes([each[:, :1] for each in read], np.arange(len(prompts)))
+        named = np.concatenate([token_classes(prompt)[1:] for prompt in prompts])
+        in_class = xr.DataArray([named != "", *(named == name for name in CLASSES)], dims=("token_class", "sample"))
+        ends = "of the kind, of controls, and the difference; mean and ends of the 95 % interval over"
+        block = "prompt" if len(prompts) >= PROMPTS else f"stretch of {BLOCK} tokens"
+        group = xr.Dataset(
+            {
+                "heads": described(
+                    xr.DataArray([len(some) for some in heads[:: 1 + self.draws]], dims="kind"), "heads of the kind", "heads"
+                ),
+                "tokens": described(in_class.sum("sample"), "tokens of the class", "tokens"),
+                "block_change": described(
+                    losses.groupby("block").mean(),
+                    "change of the mean -log p of a block; draw 0: of the kind, then of controls",
+                    "nat",
+                ),
+                "loss_change": described(intervals(losses.where(in_class)), f"change of -log p of a token, {ends} blocks", "nat"),
+                "score_change": described(intervals(scores), f"change of the {scoring.metric}, {ends} prompts", scoring.units),
+            },
+            {"token_class": ["all", *CLASSES], "of": ["change", "controls", "difference"], "bound": ["mean", "low", "high"]},
+        )
+        return group.assign_attrs(scoring.attributes | {"block": block})

@@ -1,0 +1,103 @@
+"""What each kind of heads is for: the loss with their positions frozen, beside that of as many other heads, and which tokens lose.
+
+    dot     mean change of -log p with the positions of all heads of a kind frozen, and its 95 % interval      grey: other heads
+
+Draws the group `kinds`. Knows nothing about how positions were frozen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import xarray as xr
+
+from repo_interp.plots.marks.drawing import number
+from repo_interp.plots.marks.finding import Finding
+from repo_interp.plots.marks.heads import CONTROL
+from repo_interp.plots.marks.reading import group
+from repo_interp.plots.marks.table import Table, cells
+from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, style
+from repo_interp.plots.view import View, one_figure
+from repo_interp.plots.views.effects import NEEDED
+
+CLEAR = 1.5
+"""Halves of a 95 % interval - about three standard errors - that a found difference is from 0."""
+
+
+def _answered(kinds: xr.Dataset) -> str:
+    """The class of tokens that a reader asks about first: the answer's, where there is one."""
+    return "generated" if int(kinds["tokens"].sel(token_class="generated")) else "all"
+
+
+@style()
+def losses_by_kind(run: xr.DataTree) -> PaperFigure:
+    """A row per kind: the change of the loss with its heads' positions frozen, and in grey with those of as many others."""
+    kinds = group(run, "kinds")
+    figure, places = paper_figure(COLUMN_WIDTH, 0.7 + 0.25 * kinds.sizes["kind"]), np.arange(kinds.sizes["kind"])
+    ax, losses = figure.subplots(), kinds["loss_change"].sel(token_class=_answered(kinds)).transpose("of", "bound", "kind").values
+    for (mean, low, high), shift, colour in zip(losses, (-0.12, 0.12), (NEEDED, CONTROL), strict=False):
+        ax.hlines(places + shift, low, high, color=colour)
+        ax.plot(mean, places + shift, "o", color=colour, markersize=3.5)
+    ax.axvline(0, color=CONTROL, linewidth=0.6, zorder=0)
+    ax.set_yticks(places, [f"{kind} ({count})" for kind, count in kinds["heads"].to_series().items()])
+    ax.set(ylim=(len(places) - 0.5, -0.5), xlabel="nats per token lost with frozen positions; grey: as many others")
+    return figure
+
+
+def kind_table(run: xr.DataTree) -> Table:
+    """One row per kind: the loss of tokens, that of other heads, their difference, and the difference by class of tokens."""
+    kinds = group(run, "kinds")
+    kinds = kinds.sel(token_class=kinds["tokens"] > 0)
+    rows = []
+    for kind, count in kinds["heads"].to_series().items():
+        own = kinds.sel(kind=kind)
+        score, mean = own["score_change"].sel(bound="mean"), own["loss_change"].sel(bound="mean").isel(token_class=slice(1, None))
+        by_class = mean.sel(of="difference").fillna(mean.sel(of="change"))
+        rows.append((kind, count, *cells([*own["loss_change"].sel(token_class="all").values.flat, *by_class, *score[:2]])))
+    classes = [f"{name} ({count})" for name, count in kinds["tokens"].to_series().items()]
+    bounds = ("low", "high")
+    columns = ("kind", "heads", "loss", *bounds, "others", *bounds, "difference", *bounds, *classes[1:], "score", "others' score")
+    note = (
+        "Change of -log p, nats per token, when positions of all heads of a kind are frozen, and of as many other heads, mean over draws; "
+        f"low, high: 95 % over blocks, each a {kinds.attrs['block']}. By class of tokens (how many): the difference, of kinds without "
+        f"others to compare with the change. Score: {kinds.attrs['metric']}."
+    )
+    return Table("kinds", "What each kind of heads is for", columns, tuple(rows), note)
+
+
+def _findings(run: xr.DataTree) -> Iterator[Finding]:
+    """What freezing a kind costs, where it is clearly more or less than what as many other heads cost."""
+    kinds = group(run, "kinds")
+    answered = _answered(kinds)
+    for kind, count in kinds["heads"].to_series().items():
+        own = kinds["loss_change"].sel(kind=kind)
+        change, others, difference = own.sel(token_class=answered).values
+        judged, rest = (change, "") if np.isnan(difference[0]) else (difference, f", of as many other heads {_in_words(others)}")
+        if not abs(judged[0]) > CLEAR * (judged[2] - judged[0]):
+            continue
+        by_class = own.sel(of="difference").values
+        most = int(np.nan_to_num(by_class[:, 0], nan=-np.inf).argmax())
+        if judged[0] > 0 and by_class[most, 0] - difference[0] > CLEAR * (by_class[most, 2] - by_class[most, 0]):
+            rest += f"; {own['token_class'].values[most]} need them most, {_in_words(by_class[most])} more than other heads"
+        of = "of the answer" if answered == "generated" else "per token"
+        sentence = f"Freezing the positions of the {count} heads of the kind “{kind}” costs {_in_words(change)} nats {of}{rest}"
+        evidence = f"kinds.loss_change: {_in_words(judged)} over blocks, each a {kinds.attrs['block']}"
+        yield Finding(sentence, evidence, 0.9 if rest and judged[0] > 0 else 0.56, "kinds")
+
+
+def _in_words(interval: np.ndarray) -> str:
+    mean, low, high = map(number, interval)
+    return f"{mean} (95 %: {low} to {high})"
+
+
+VIEW = View(
+    "kinds",
+    "What each kind of heads is for",
+    "Positions of all heads of a kind are frozen, each at its mean over the prompt, and every token is predicted again; for comparison "
+    "those of as many other heads with learned positions, drawn at random. An interval that holds 0 does not say that a kind does nothing.",
+    one_figure("kinds", losses_by_kind),
+    tables=lambda run: (kind_table(run),),
+    findings=_findings,
+    compared=("loss_change",),
+)
