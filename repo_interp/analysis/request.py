@@ -176,7 +176,8 @@ def default_measures(
         rotated = ("fake_distance", "rotation") if set(schemes) & set(ROTATED_BY_INDEX) else ()
         return ("components", "three_axis", *rotated, *mass, *tokens)
     of_positions = ("positions", "patterns", "position_sources") if not schemes or set(schemes) - {*FIXED, *CONTEXTUAL} else ()
-    return (*of_positions, *(("gates",) if set(schemes) & set(CONTEXTUAL) else ()), *mass, *tokens)
+    of_gates = ("position_sources", "gates") if set(schemes) & set(CONTEXTUAL) else ()
+    return tuple(dict.fromkeys((*of_positions, *of_gates, *mass, *tokens)))
 
 
 def measures_named(measures: Sequence[str | Measure]) -> list[Measure]:

@@ -75,9 +75,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=name_list,
         default=None,
         metavar="A,B",
-        help="measures to take (default: positions,patterns,position_sources where a layer learns positions, gates where one has "
-        "CoPE's; where all positions are the token index, or none, components,three_axis, and fake_distance,rotation where layers "
-        "rotate; attention_mass where prompts mark generated tokens; and attention_rows and, where all --layers are measured, predictions)",
+        help="measures to take (default: positions,patterns,position_sources where a layer learns positions, position_sources,gates where "
+        "one has CoPE's; where all positions are the token index, or none, components,three_axis, and fake_distance,rotation where "
+        "layers rotate; attention_mass where prompts mark generated tokens; and attention_rows and, where all --layers are measured, "
+        "predictions)",
     )
     parser.add_argument(
         "--experiments",

@@ -18,7 +18,7 @@ that is explained. Held-out values may be negative: a source that misleads.
 
     alone_null    the largest `alone` of `DRAWS` permutations of a head's positions over the tokens of each prompt
     line_step     how far the last tokens of lines stand from the other tokens, in standard deviations
-    kind          what a head of a layer that learns positions does (`head_kinds`)
+    kind          what a head of a layer that learns positions, or counts them by gates, does (`head_kinds`)
 
 Statistics keep positions of at most `tokens` tokens of each prompt, drawn by its content. Knows nothing about models.
 """
@@ -81,7 +81,7 @@ _TEXTS = {
     ),
     "line_step": ("positions of the last tokens of lines less those of other tokens, in standard deviations", "1"),
     "line_step_null": ("size of line_step that 95 % of permuted positions stay within", "1"),
-    "kind": ("what a head with learned positions does, in words", "1"),
+    "kind": ("what a head with learned positions or gates does, in words", "1"),
     "counted_share": ("share of tokens that, with the one before them, occur in other folds", "1"),
     "counted_tokens": ("tokens that shares are taken over", "tokens"),
 }
@@ -147,10 +147,15 @@ class PositionSources(SegmentMeasure):
         prompts, count = len(quantity), min(self.tokens, max(1, quantity.shape[-1] - 1))
         values = np.full((prompts, inputs.heads, count), np.nan, dtype=np.float32)
         ids, contents = np.full((prompts, 3, count), -1), np.zeros(prompts, dtype=np.int64)
+        trend, null = np.full((prompts, inputs.heads), np.nan), np.full(prompts, np.nan)
         places = np.full((prompts, len(segments), 3, count), -1, dtype=np.int32)
         for row, valid in enumerate(inputs.valid.cpu().numpy()):
             tokens = inputs.tokens[row].cpu().numpy()[valid].astype(np.int64)
             contents[row] = zlib.crc32(tokens.tobytes())
+            null[row] = trend_null(len(tokens))
+            if inputs.gate_features is None:  # gates that rise with the token index count no tokens
+                # Of all tokens, as in `patterns`, so that both call the same heads counters.
+                trend[row] = rank_trend(quantity[row][:, valid].astype(float))
             index = 1 + np.sort(np.random.default_rng(contents[row]).permutation(len(tokens) - 1)[:count])
             used = slice(len(index))
             values[row, :, used] = quantity[row][:, valid][:, index]
@@ -162,8 +167,11 @@ class PositionSources(SegmentMeasure):
             "ids": (("prompt", "layer", "part", "sample"), ids),
             "places": (("prompt", "layer", "segment", "part", "sample"), places),
             "content": (("prompt", "layer"), contents),
+            "trend": (("prompt", "layer", "head"), trend),
+            "trend_null": (("prompt", "layer"), null),
         }
-        learned = arrays(inputs, {"learned": (("layer",), np.array(inputs.scheme in LEARNED, dtype=float))})
+        known = inputs.scheme in LEARNED or inputs.gate_features is not None
+        learned = arrays(inputs, {"learned": (("layer",), np.array(known, dtype=float))})
         return Statistics(arrays(inputs, record, segment=list(segments), sample=np.arange(count)), learned)
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
@@ -195,7 +203,9 @@ class PositionSources(SegmentMeasure):
         for name, each in fits.items():
             found[name][known] = each[same.ravel()]
         judged = (found[name] for name in ("share", "alone", "alone_null", "line_step"))
-        kind = head_kinds(found["counts"] == 1, *judged, line_step_null=step_null)
+        trend = measured["trend"].transpose("prompt", "layer", "head").values
+        counts = counts_tokens(trend, beside["trend_null"].values)
+        kind = head_kinds(counts, *judged, line_step_null=step_null)
         alone = found["alone"][..., SOURCES.index("token")]
         found["follows_from_token"] = np.where(np.isfinite(alone), alone >= FOLLOWS, -1).astype(np.int8)
         found["kind"] = np.where(statistics.sums["learned"].values[:, None] > 0, kind, "").astype(object)
@@ -240,26 +250,18 @@ def _explained(values: Rows, columns: dict[str, sparse.csr_array], held_out: Hel
 
 
 def _by_prompt(values: Rows, prompts: Codes, line_ends: Marks) -> tuple[dict[str, Float[np.ndarray, " row"]], float]:
-    """Whether every row counts tokens, and its step at line ends, mean over prompts that have some; and what 95 % of permutations stay
-    within.
-    """
-    trends, nulls, steps, variances = [], [], [], []
+    """The step of every row at line ends, mean over prompts that have some; and what 95 % of permutations stay within."""
+    steps, variances = [], []
     for prompt in np.unique(prompts):
         here, ends = values[prompts == prompt], line_ends[prompts == prompt]
         count, last = len(ends), int(ends.sum())
-        trends.append(rank_trend(here.T))
-        nulls.append(trend_null(count))
         if 0 < last < count:
             # Of a permutation: the variance of the mean of `last` of `count` numbers less the mean of the others.
             variances.append(count**2 / (last * (count - last) * (count - 1)))
             with np.errstate(divide="ignore", invalid="ignore"):
                 steps.append((here[ends].mean(0) - here[~ends].mean(0)) / here.std(0))
     nothing = np.full((1, values.shape[1]), np.nan)
-    found = {
-        "counts": counts_tokens(np.array(trends or nothing), np.array(nulls or [np.nan])).astype(float),
-        "line_step": np.mean(steps or nothing, axis=0),
-    }
-    return found, 1.96 * sum(variances) ** 0.5 / (len(variances) or np.nan)
+    return {"line_step": np.mean(steps or nothing, axis=0)}, 1.96 * sum(variances) ** 0.5 / (len(variances) or np.nan)
 
 
 def _quantity(inputs: AttentionInputs) -> Float[Tensor, "prompt head token"]:

@@ -46,6 +46,8 @@ class Interactive:
     """JSON for the script, None where there is nothing to work with; and sentences for what was left out."""
     parts: tuple[Traversable, ...] = ()
     """Files of JavaScript that run before `script`."""
+    leads: bool = False
+    """Whether its section comes before the explorer, open."""
 
 
 def _nothing(run: xr.DataTree) -> Iterator[Any]:

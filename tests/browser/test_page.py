@@ -84,6 +84,14 @@ def pages(tmp_path_factory, rope) -> Path:
         report_page(large_run(prompts=1, layers=3, heads=4, tokens=4096), directory / "long.html", megabytes=0.2)
         report_page(rope, directory / "rope.html")
         report_page(measured("repo", ("positions", AttentionRows(rows=4, keys=3), "predictions")), directory / "few.html")
+        task = ri.tasks.make_task("reversal")
+        mirror = ri.analyze(ri.zoo("reversal/repo"), task.prompts(3), ("positions", "patterns", "position_sources"))
+        mirror.to_netcdf(directory / "kinds.nc")
+        report_page(mirror, directory / "kinds.html")
+        counting = ri.tasks.make_task("counting").prompts(2)
+        gated = ri.analyze(ri.zoo("counting/cope"), counting, ("position_sources", "gates", "attention_rows"))
+        gated.to_netcdf(directory / "gated.nc")
+        report_page(gated, directory / "gated.html")
         sides = {layout: measured(layout, ("positions", *TOKENS)) for layout in ("repo", "repo@1")}
         framed = ri.show(rope)._repr_html_()
         (directory / "framed.html").write_text(framed.replace("sandbox=", "data-sandbox="))  # so that the test may look into it
@@ -433,3 +441,54 @@ def test_a_page_is_as_wide_as_its_window_and_no_control_is_cut(opened, width, da
         return [...one.options].map((option) => option.text).filter((text) => pen.measureText(text).width > one.clientWidth - 16);
     })"""
     assert width == 420 or browser.run(cut) == []
+
+
+COLORED = "[...document.querySelectorAll('.position-texts .panel')]"
+
+
+def colored(browser: Browser, panel: int) -> tuple[str, list[float]]:
+    """The head that a text is colored by, and the number of every token."""
+    head = browser.run(f"{COLORED}[{panel}].querySelector('.open').textContent")
+    titles = browser.run(f"[...{COLORED}[{panel}].querySelectorAll('.colored span')].map((one) => one.title)")
+    assert [title.split(": ")[0] for title in titles] == [f"token {token}" for token in range(len(titles))]
+    return head, [float(title.split(": ")[1]) for title in titles]
+
+
+@pytest.mark.parametrize(("name", "group", "variable"), [("kinds", "positions", "position"), ("gated", "gates", "gate_by_token")])
+def test_the_text_of_every_kind_has_the_numbers_of_the_run(opened, pages, name, group, variable):
+    browser = opened(f"{name}.html")
+    run = xr.open_datatree(pages / f"{name}.nc")
+    kinds = run["position_sources"]["kind"]
+    shown = browser.run(f"{COLORED}.map((one) => one.querySelector('h4').textContent)")
+    named = int((kinds != "").sum())
+    assert shown == [
+        f"{kind}: {int((kinds == kind).sum())} of {named} heads"
+        for kind in ("counts tokens", "places words", "marks lines", "places in segments")
+        if (kinds == kind).any()
+    ]
+    assert shown and browser.run("document.querySelector('main section').id") == "position_sources", "it comes first, and open"
+    for panel, title in enumerate(shown):
+        steps = int(browser.run(f"Number(({COLORED}[{panel}].querySelector('input') || {{max: 0}}).max)"))
+        for step in range(steps + 1):
+            if steps:
+                browser.run(
+                    f"(() => {{ const one = Object.assign({COLORED}[{panel}].querySelector('input'), {{value: {step}}}); "
+                    "one.dispatchEvent(new Event('input')); })()"
+                )
+            head, numbers = colored(browser, panel)
+            layer, place = (int(part[1:]) for part in head.removeprefix("show ").split())
+            assert kinds.sel(layer=layer, head=place) == title.split(": ")[0]
+            values = run[group][variable].sel(prompt=0, layer=layer, head=place).values[: len(numbers)]
+            np.testing.assert_allclose(numbers, values, rtol=1e-4, atol=5e-7)
+    choose_prompt = "document.querySelector('.position-texts > label select')"
+    browser.run(f"Object.assign({choose_prompt}, {{value: 1}}).dispatchEvent(new Event('change'))")
+    head, numbers = colored(browser, 0)
+    layer, place = (int(part[1:]) for part in head.removeprefix("show ").split())
+    values = run[group][variable].sel(prompt=1, layer=layer, head=place).values[: len(numbers)]
+    np.testing.assert_allclose(numbers, values, rtol=1e-4, atol=5e-7)
+    browser.run(f"{COLORED}[0].querySelector('.open').click()")
+    browser.wait(f"document.querySelector('.tile[aria-pressed=true]').dataset.head === '{layer}.{place}'")
+
+
+def test_a_run_without_kinds_says_nothing_about_them(opened):
+    assert opened("few.html").run("document.querySelectorAll('.position-texts').length") == 0

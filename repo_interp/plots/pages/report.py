@@ -52,7 +52,12 @@ class Section:
     lively: bool
     """Whether it needs scripts."""
     explores: bool
-    """Whether this section holds the explorer, which comes first."""
+    """Whether this section holds the explorer, which comes first, but for those that lead."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this section comes first."""
+        return self.interactive is not None and self.interactive.leads
 
 
 def report_page(
@@ -150,7 +155,7 @@ def _page(run: xr.DataTree, options: PageOptions, pictures: Sequence[tuple[str, 
     for view in views_of(run):
         of_view = partial(_section, view, run, options, [picture for group, picture in pictures if group == view.group])
         sections += until_failure(of_view, f"the section of {view.group!r}", failures)
-    sections.sort(key=lambda section: not section.explores)
+    sections.sort(key=lambda section: (not section.leads, not section.explores))
     several = has_runs(run)
     found = [] if several else list(until_failure(partial(findings, run), "the findings", failures))
     sides = linked_sides(run, failures) if several else []

@@ -2,7 +2,8 @@
 window.reportSections.positions = window.reportSections.attention_rows = function (section, data, page) {
   const root = section.querySelector(".explorer");
   const asked = page.addressed && /^#(%7B|\{)/i.test(location.hash);
-  const explored = explore(root, new StoredSource(data, page.charts, page.headMaps), { addressed: page.addressed && !page.framed });
+  page.source = new StoredSource(data, page.charts, page.headMaps);
+  const explored = explore(root, page.source, { addressed: page.addressed && !page.framed });
   explored.events.addEventListener("chosen", () => {
     page.chosen = explored.chosen;
     page.events.dispatchEvent(new Event("chosen"));

@@ -12,28 +12,32 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import xarray as xr
 
-from repo_interp.plots.marks.arrays import heads_where
+from repo_interp.plots.marks.arrays import heads_where, ranked_heads
+from repo_interp.plots.marks.beside import draw_variable, lines
 from repo_interp.plots.marks.drawing import counted, number
 from repo_interp.plots.marks.finding import Finding, heads_named
 from repo_interp.plots.marks.heads import MISSING, HeadMap, head_rows
 from repo_interp.plots.marks.reading import LEARNED_SCHEMES, group, schemes
+from repo_interp.plots.marks.runs import runs_of, spread
 from repo_interp.plots.marks.table import Cell, Table
 from repo_interp.plots.style import PaperFigure
-from repo_interp.plots.view import View
+from repo_interp.plots.view import Beside, View
 from repo_interp.plots.views.atlas import names_figure
+from repo_interp.plots.views.position_texts import CLEARNESS, TEXTS, clearest
 
 COLOURS = {"index": "#E69F00", "segment": "#009E73", "token": "#56B4E9", "previous": "#CC79A7"}
+_KINDS = [*CLEARNESS, "other"]
 _SAID = (
     (
         "places words",
-        "place{s} a token by which word it is: it explains {ends} % of their positions' variance, held out",
+        "place{s} a token by which word it is: it explains {ends} % of their {of}' variance, held out",
         "alone",
         "token",
         100,
     ),
     (
         "places in segments",
-        "place{s} a token by its line, sentence or span: it explains {ends} % of their positions' variance, held out",
+        "place{s} a token by its line, sentence or span: it explains {ends} % of their {of}' variance, held out",
         "alone",
         "segment",
         100,
@@ -45,9 +49,7 @@ _SAID = (
 
 def head_kinds(run: xr.DataTree) -> PaperFigure:
     """What every head does, by name: a cell per layer and head; of several runs a panel for each."""
-    return names_figure(
-        run, "position_sources", "kind", [kind for kind, *_ in _SAID] + ["counts tokens", "other"], "What positions do"
-    )
+    return names_figure(run, "position_sources", "kind", _KINDS, "What positions do")
 
 
 def _largest(dataset: xr.Dataset) -> HeadMap:
@@ -108,15 +110,58 @@ def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
     """What kinds of heads read, with the null of each."""
-    dataset = group(run, "position_sources")
-    for kind, does, variable, source, unit in _SAID if "kind" in dataset else ():
+    dataset, kinds = group(run, "position_sources"), clearest(run)
+    if kinds:
+        counts = {kind: int(clear.notnull().sum()) for kind, clear in kinds.items()}
+        does = ", ".join(f"{count} {kind if count == 1 else kind.replace('s ', ' ', 1)}" for kind, count in counts.items())
+        named = int((dataset["kind"] != "").sum())
+        others = f"; {rest} do none of these" if (rest := named - sum(counts.values())) else ""
+        first = ranked_heads(abs(next(iter(kinds.values()))))[0]
+        sentence = f"Of {named} heads with positions of their own {does}{others}"
+        yield Finding(sentence, "position_sources.kind, the first that holds of a head", 0.9, "position_sources", *first)
+    of = "positions" if set(schemes(dataset).values()) & {*LEARNED_SCHEMES} else "gates"
+    for kind, does, variable, source, unit in _SAID if kinds else ():
         found, of_source = dataset["kind"] == kind, dataset.sel(source=source)
         if heads := heads_where(found):
             sizes, null = abs(unit * of_source[variable].where(found)), unit * of_source[f"{variable}_null"].where(found)
             ends = " to ".join(dict.fromkeys(f"{float(size):.3g}" for size in (sizes.min(), sizes.max())))
-            sentence = f"{heads_named(heads, 12, dataset.sizes['head'])} {does.format(s='s' * (len(heads) == 1), ends=ends)}"
+            sentence = (
+                f"{heads_named(heads, 12, dataset.sizes['head'])} {does.format(s='s' * (len(heads) == 1), ends=ends, of=of)}"
+            )
             evidence = f"position_sources.{variable}; of permuted positions at most {max(0.0, float(null.max())):.3g}"
             yield Finding(sentence, evidence, 0.57, "position_sources", *heads[0])
+
+
+def kind_shares(tree: xr.DataTree) -> xr.DataArray:
+    """Share of the heads of every layer that are of a kind [run, layer, kind], of layers that have kinds in any run."""
+    kind = group(tree, "position_sources")["kind"]
+    names = xr.DataArray(_KINDS, {"kind": _KINDS}, ("kind",))
+    shares = (kind == names).where(kind != "").mean("head").dropna("layer", how="all").rename("kind_share")
+    return shares.assign_attrs(long_name="share of a layer's heads that are of a kind", units="1")
+
+
+def kinds_table(tree: xr.DataTree) -> Table:
+    """One row per kind, one column per run: how many heads are of it, and which; over training steps, so which layers come first."""
+    kind, runs, rows = group(tree, "position_sources")["kind"], runs_of(tree), []
+    shown = spread(runs.names, 6)
+    for name in CLEARNESS:
+        found = [heads_where(kind.sel(run=run) == name) for run in shown]
+        if any(found):
+            rows.append((name, *(f"{len(heads)}  {heads_named(heads, 6, kind.sizes['head'])}" for heads in found)))
+    return Table("kinds", "Heads by what their positions do", ("kind", *map(runs.title, shown)), tuple(rows))
+
+
+def _figures_beside(tree: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
+    if "kind" not in tree["position_sources"] or not (shares := kind_shares(tree)).size:
+        return
+    runs, drawn = runs_of(tree), [("", head_kinds(tree))]
+    if runs.steps is not None:
+        drawn.append(("_by_layer", lines(shares, runs, "run", "kind", "layer")))
+    for suffix, figure in drawn:
+        figure.caption = "What the positions of every head do, run by run."
+        yield f"position_sources_kind{suffix}", figure
+    for suffix, figure in draw_variable(shares, runs):
+        yield f"position_sources_kind_share{suffix}", figure
 
 
 VIEW = View(
@@ -130,5 +175,7 @@ VIEW = View(
     findings=_findings,
     head_maps=_head_maps,
     informative=_informative,
+    interactive=TEXTS,
+    beside=Beside(_figures_beside, lambda tree: (kinds_table(tree),) if "kind" in tree["position_sources"] else ()),
     compared=("share", "r_squared"),
 )

@@ -92,7 +92,7 @@ TOKENS = ("attention_rows", "predictions")
         ("nope", {"components", "three_axis", "attention_mass", *TOKENS}),
         ("alibi", {"components", "three_axis", "attention_mass", *TOKENS}),
         ("hope@1", {"components", "three_axis", "fake_distance", "rotation", "attention_mass", *TOKENS}),
-        ("cope", {"gates", "attention_mass", *TOKENS}),
+        ("cope", {"position_sources", "gates", "attention_mass", *TOKENS}),
         ("repo,cope,rope", {"positions", "patterns", "position_sources", "gates", "attention_mass", *TOKENS}),
         ("repo@1", {"positions", "patterns", "position_sources", "attention_mass", *TOKENS}),
     ],

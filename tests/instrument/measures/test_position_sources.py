@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from dataclasses import replace
 
 import numpy as np
@@ -30,7 +31,9 @@ from repo_interp.measures.position_sources import (
 )
 from repo_interp.measures.statistics import merge
 from repo_interp.plots.marks.heads import MISSING
+from repo_interp.plots.view import PageOptions
 from repo_interp.plots.views import position_sources as view
+from repo_interp.plots.views.position_texts import clearest, kinds_of_heads
 from repo_interp.run import make_run, with_schemes
 from repo_interp.tasks.prompt import Prompt
 
@@ -301,7 +304,7 @@ def test_the_zoos_mirror_reads_tokens_in_its_first_layer_and_places_in_the_next(
 def test_gates_are_explained_where_gates_count():
     bridge, task = ri.zoo("counting/cope"), ri.tasks.make_task("counting")
     prompts = task.prompts(6)
-    run = ri.analyze(bridge, prompts, ("position_sources", "gates"))
+    run = ri.analyze(bridge, prompts, ("position_sources", "gates", "attention_rows"))
     gates = run["gates"]["gate_by_token"]
 
     class Copied(PositionSources):
@@ -314,6 +317,23 @@ def test_gates_are_explained_where_gates_count():
     copied = ri.analyze(bridge, prompts, (Copied(),))["position_sources"]
     np.testing.assert_allclose(run["position_sources"]["share"], copied["share"], atol=1e-4)
     assert run["position_sources"]["r_squared"].notnull().all() and Gates().name in run.children
+    found, kinds = [view.VIEW.findings(run), run["position_sources"]["kind"].values]
+    assert "places words" in kinds and not np.isin(kinds, ["", "counts tokens"]).any()
+    assert any("of their gates' variance, held out" in finding.sentence for finding in found)
+    data, _ = kinds_of_heads(run, PageOptions())
+    assert data is not None and data["named"] == kinds.size
+    first = data["gates"][0][0]
+    values = np.frombuffer(base64.b64decode(first["values"]), "<f4").reshape(max(first["row"]) + 1, -1)[first["row"]]
+    np.testing.assert_array_equal(values, gates.sel(prompt=0, layer=0).values[:, : values.shape[1]].astype("f4"))
+
+
+def test_the_same_heads_count_tokens_here_and_in_patterns():
+    prompts = ri.tasks.make_task("reversal").prompts(12)
+    run = ri.analyze(ri.zoo("reversal/repo"), prompts, ("position_sources", "patterns"))
+    counts = run["patterns"]["counts_tokens"] == 1
+    assert counts.any() and ((run["position_sources"]["kind"] == "counts tokens") == counts).all()
+    trend = run["patterns"]["trend"].mean("prompt")
+    np.testing.assert_allclose(clearest(run)["counts tokens"], trend.where(counts))
 
 
 # what is drawn --------------------------------------------------------------------------------------------------------------------
@@ -351,6 +371,7 @@ def test_findings_name_whole_layers_what_they_do_and_how_much(run):
     found = [finding.sentence for finding in view.VIEW.findings(run)]
     places = "L1 H0, L1 H7, L2 place a token by which word it is: it explains 100 % of their positions' variance, held out"
     assert found == [
+        "Of 16 heads with positions of their own 1 counts tokens, 10 place words, 1 places in segments; 4 do none of these",
         places,
         "L1 H2 places a token by its line, sentence or span: it explains 99.9 % of their positions' variance, held out",
     ]

@@ -21,6 +21,7 @@ from repo_interp.plots.marks.beside import draw_variable, maps
 from repo_interp.plots.marks.runs import runs_of, spread
 from repo_interp.plots.pages.report import write_report
 from repo_interp.plots.style import SCHEME_COLOURS
+from repo_interp.plots.views.position_sources import kind_shares
 from repo_interp.run import make_run, with_schemes
 from repo_interp.values import with_field
 
@@ -172,6 +173,30 @@ def test_steps_are_an_axis_from_pale_to_full_colour():
     named = array(np.arange(6.0).reshape(3, 2), ("run", "pattern"), pattern=["constant", "mono"])
     line = artist(only(named, steps), "mean mono")
     np.testing.assert_array_equal(line.get_ydata(), [1, 3, 5])
+
+
+def test_kinds_of_heads_over_steps_are_shares_of_layers_and_named_in_a_table():
+    kinds = np.array(
+        [[["", ""], ["other", "other"]], [["", ""], ["counts tokens", "other"]], [["", ""], ["counts tokens", "marks lines"]]]
+    )
+    named = array(np.zeros((3, 2, 2)), ("run", "layer", "head"), scheme=("layer", ["rope", "repo"])).copy(
+        data=kinds.astype(object)
+    )
+    root = xr.Dataset({"layout": ("run", ["repo"] * 3), "training_step": ("run", [10, 20, 40])}, {"run": ["a", "b", "c"]})
+    tree = xr.DataTree.from_dict({"/": root, "/position_sources": xr.Dataset({"kind": named})})
+    shares = kind_shares(tree)
+    assert shares["layer"].values.tolist() == [1], "the index has no kind"
+    assert shares.sel(layer=1, kind="counts tokens").values.tolist() == [0, 0.5, 0.5]
+    drawn = dict(view_of("position_sources").beside.figures(tree))  # pyright: ignore[reportOptionalMemberAccess]
+    assert [*drawn] == ["position_sources_kind", "position_sources_kind_by_layer", "position_sources_kind_share"]
+    (ax,) = drawn["position_sources_kind_by_layer"].axes
+    counts = next(line for line in ax.lines if line.get_gid() == "mean counts tokens")
+    np.testing.assert_array_equal(counts.get_data(), [[10, 20, 40], [0, 0.5, 0.5]])
+    (table,) = view_of("position_sources").beside.tables(tree)  # pyright: ignore[reportOptionalMemberAccess]
+    assert table.rows == (("counts tokens", "0  ", "1  L1 H0", "1  L1 H0"), ("marks lines", "0  ", "0  ", "1  L1 H1"))
+    tree["position_sources"] = xr.DataTree(xr.Dataset({"kind": named.where(False, "")}))  # as of RoPE models
+    of_none = view_of("position_sources").beside  # pyright: ignore[reportOptionalMemberAccess]
+    assert not list(of_none.figures(tree)) and not any(table.rows for table in of_none.tables(tree))
 
 
 def test_what_only_one_run_has_and_what_is_no_number_is_not_drawn():

@@ -46,6 +46,7 @@ import { MAP, headMap } from "./map.js";
     ready: null,
     // Set by the explorer, where the run says what its prompts are.
     showHead: null,
+    source: null,
     chosen: null,
     follow: null,
     // Chooses what it is given of a group's map, prompt, head and token.
