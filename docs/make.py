@@ -37,7 +37,7 @@ EXAMPLES = {
         "repo-interp analyze niah/rope --measures components,rotation --set components.first_token=1 --layers 2-3",
     ),
     "explore": (
-        "repo-interp explore reversal/repo                              # opens with one suggested edit: click it, then Undo",
+        "repo-interp explore reversal/repo                              # opens with suggested edits: click one, then Undo",
         "repo-interp explore reversal/repo --against reversal/rope      # two checkpoints over the same texts",
         "repo-interp explore runs/mine                                  # the prompts and the atlas of a run",
     ),

@@ -52,6 +52,8 @@ class Edit(BaseModel):
 
     kind: Kind
     heads: Heads = ()
+    named: Annotated[str, Len(0, 80)] = ""
+    """What the heads are called in words; it chooses none."""
     layer: Index | None = None
     tokens: Tokens = ()
     span: str = ""
@@ -93,7 +95,7 @@ class Edit(BaseModel):
     def sentence(self) -> str:
         """The edit in words: "layer 2: the token index"."""
         named = ", ".join(f"L{layer} H{head}" for layer, head in self.heads[:4])
-        where = f"layer {self.layer}" if self.layer is not None else named + (" ..." if len(self.heads) > 4 else "")
+        where = f"layer {self.layer}" if self.layer is not None else self.named or named + (" ..." if len(self.heads) > 4 else "")
         shown = ", ".join(map(str, self.tokens[:4])) + (" ..." if len(self.tokens) > 4 else "")
         which = f", span {self.span}" if self.span else f", token{'s' if len(self.tokens) > 1 else ''} {shown}" if shown else ""
         number = None if self.value is None else f"{self.value:g}"

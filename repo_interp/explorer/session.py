@@ -25,6 +25,7 @@ import xarray as xr
 from torch import Tensor, nn
 from transformers import DynamicCache
 
+from repo_interp.analysis.analyze import analyze
 from repo_interp.analysis.batches import describe_predictions
 from repo_interp.analysis.coercion import as_prompts, tokens
 from repo_interp.analysis.one_head import MOST_TOKENS
@@ -39,10 +40,12 @@ from repo_interp.explorer.passes import Pass, Passes
 from repo_interp.inputs import AttentionInputs, weights_of
 from repo_interp.measures.kernels.mirror import mirror, mirror_score
 from repo_interp.measures.labels import described
+from repo_interp.measures.position_sources import KINDS_OF_HEADS
 from repo_interp.models.bridge import tokenizer_of
 from repo_interp.models.capture import next_token_logits
 from repo_interp.models.provenance import loaded_from
 from repo_interp.models.reposition import at_rest, attentions, layout
+from repo_interp.plots.marks.arrays import heads_where
 from repo_interp.run import with_schemes
 from repo_interp.tasks import Prompt
 from repo_interp.tasks.task import Scoring
@@ -52,6 +55,8 @@ NEXT = 10
 """Likeliest next tokens."""
 SUGGESTED = 5
 """Edits that `suggest` offers."""
+MOVES: tuple[Any, ...] = ("linearised", "frozen")
+"""What `suggest` does to all heads of a kind."""
 POINTS = 32
 """Tokens at which the map of heads samples positions."""
 MOST_NEW = 512
@@ -179,7 +184,7 @@ class Session:
         states = [self._seen(edits, heads, token, selection, count) for edits in ((), self.active)]
         both = xr.concat(states, xr.DataArray(list(STATES), dims="state", name="state"), coords="minimal", compat="override")
         prefixes = [self.active[:length] for length in range(len(self.active) + 1)]
-        curve = [float(self._readings(self._passes.of(edits, self.check))[0]) for edits in prefixes]
+        curve = [self._log_probability(edits) for edits in prefixes]
         return both.assign(
             weight_difference=described(
                 both["weight"].sel(state="changed", drop=True) - both["weight"].sel(state="clean", drop=True),
@@ -224,7 +229,8 @@ class Session:
         return answer[0] if answer and answer == tuple(range(answer[0], self.count)) else self.count
 
     def suggest(self, progress: Callable[[int, int], None] | None = None) -> list[tuple[Edit, float]]:
-        """Up to `SUGGESTED` edits of one head or one layer that lower the log-probability of the answer most, and by how many nats.
+        """Up to `SUGGESTED` edits of one head or one layer that lower the log-probability of the answer most, and by how many nats; then
+        those of all heads of one kind (`measures.position_sources.head_kinds`) on this prompt, whatever they change.
 
         From the experiment `effects`: the token index where positions are learned, else one constant for all tokens. Raises InputError
         where no layer assigns positions.
@@ -244,7 +250,19 @@ class Session:
         changes = [Edit(kind=kind, layer=layer) for layer in layers] + [Edit(kind=kind, heads=(head,)) for head in heads]
         lost = [*group["layer_effect"].values.tolist(), *group["effect"].transpose("layer", "head").values.ravel().tolist()]
         needed = [each for each in zip(changes, lost, strict=True) if each[1] < 0]  # NaN where no head was measured
-        return sorted(needed, key=lambda each: each[1])[:SUGGESTED]
+        with at_rest(self._passes.model):
+            sources = analyze(self.bridge, [self.prompt], ("position_sources",))["position_sources"].to_dataset()
+        clean, whole = self._log_probability(()), []
+        for name in KINDS_OF_HEADS:
+            found = tuple(heads_where(sources["kind"].sel(layer=layers) == name))
+            for move in MOVES if found else ():
+                edit = Edit(kind=move, heads=found, named=f"the {len(found)} heads of kind “{name}”")
+                whole.append((edit, self._log_probability((edit,)) - clean))
+        return [*sorted(needed, key=lambda each: each[1])[:SUGGESTED], *whole]
+
+    def _log_probability(self, edits: tuple[Edit, ...]) -> float:
+        """The log-probability of the answer under `edits`."""
+        return float(self._readings(self._passes.of(edits, self.check))[0])
 
     def as_python(self, heads: Sequence[Head], token: int, count: int = NEXT) -> str:
         """A cell that repeats the session with the library: `clean` and `changed` have the numbers of `changed(heads, token)`."""

@@ -19,6 +19,7 @@ from repo_interp.errors import InputError
 from repo_interp.explorer import Edit, Session
 from repo_interp.explorer.messages import Asked, message
 from repo_interp.models.reposition import attentions
+from repo_interp.plots.marks.arrays import heads_where
 from repo_interp.records import modelled
 from repo_interp.shipped import zoo_path
 
@@ -177,7 +178,25 @@ def test_the_layer_that_mirrors_is_suggested_first(bridge, prompt):
     assert first == Edit(kind="linearised", layer=2) and first.sentence() == "layer 2: the token index"
     changed = Session(bridge, prompt, [first]).changed([(2, 0)], 17)["curve"]
     assert effect == pytest.approx(float(changed[1] - changed[0]), abs=1e-6)
-    assert len(others) <= 4 and all(effect <= other <= 0 for _, other in others) and told[-1][0] == told[-1][1]
+    single = [each for each in others if not each[0].named]
+    assert len(single) <= 4 and all(effect <= other <= 0 for _, other in single) and told[-1][0] == told[-1][1]
+
+
+def test_all_heads_of_a_kind_are_moved_by_one_suggestion(bridge, prompt):
+    kinds = ri.analyze(bridge, [prompt], ("position_sources",))["position_sources"]["kind"]
+    whole = {(each.kind, each.named): (each, effect) for each, effect in Session(bridge, prompt).suggest() if each.named}
+    readers = tuple(heads_where(kinds == "places words"))
+    name = f"the {len(readers)} heads of kind “places words”"
+    assert {named for _, named in whole} == {
+        f"the {count} heads of kind “{kind}”"
+        for kind, count in zip(*np.unique(kinds, return_counts=True), strict=True)
+        if kind not in ("", "other")
+    }
+    frozen, effect = whole["frozen", name]
+    assert frozen.heads == readers and frozen.sentence() == f"{name}: the mean position"
+    changed = Session(bridge, prompt, [Edit(kind="frozen", heads=readers)]).changed([(2, 0)], 17)["curve"]
+    assert effect == pytest.approx(float(changed[1] - changed[0]), abs=1e-6)
+    assert whole["linearised", name][0].sentence() == f"{name}: the token index"
 
 
 REFUSED = {

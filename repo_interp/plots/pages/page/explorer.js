@@ -262,7 +262,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
   }
 
   function drawForm() {
-    const groups = model.atlas ? [...new Set(model.atlas.rows.flatMap((row) => String(row[model.atlas.columns.indexOf("name")] || "").split(", ")))].filter((name) => name).sort() : [];
+    const groups = model.atlas ? [...new Set(model.atlas.rows.flatMap(namesOf))].sort() : [];
     const layers = model.movable.map((layer) => option("layer:" + layer, "layer " + layer));
     const chosen = part.where.value, tokens = part.which.value;
     part.where.replaceChildren(option("shown", state.heads.map(nameOf).join(", ")), ...layers, ...groups.map((name) => option("group:" + name, "heads named " + name)));
@@ -284,9 +284,12 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     update({ edits: [...state.edits, edit] });
   }
 
+  // The names of a head in the atlas, and its kind.
+  const namesOf = (row) => ["name", "kind"].flatMap((column) => String(row[model.atlas.columns.indexOf(column)] || "").split(", ")).filter((name) => name);
+
   function groupOf(name) {
     const { columns, rows } = model.atlas, at = (column) => columns.indexOf(column);
-    return rows.filter((row) => String(row[at("name")]).split(", ").includes(name)).map((row) => [row[at("layer")], row[at("head")]]);
+    return rows.filter((row) => namesOf(row).includes(name)).map((row) => [row[at("layer")], row[at("head")]]);
   }
 
   // Give one token of one head another position; a second move of the same takes the place of the first.
@@ -320,9 +323,11 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
         looking.textContent = "looking for the positions that the answer needs: " + Math.floor((100 * done) / total) + " %";
         return;
       }
+      const offer = ({ edit, sentence, effect }) => button(sentence.replace(/^(.*): the token index$/, "give $1 the token index") + " (" + number(effect) + " nat)", () => update({ edits: [...state.edits, edit] }), { className: "suggested" });
+      const whole = suggested.filter(({ edit }) => edit.named), others = suggested.filter(({ edit }) => !edit.named);
       part.suggestions.replaceChildren(
-        el("p", { className: "hint", textContent: suggested.length ? "The answer loses most by these edits:" : "No single head or layer is needed for this answer." }),
-        ...suggested.map(({ edit, sentence, effect }) => button(sentence.replace(/^(.*): the token index$/, "give $1 the token index") + " (" + number(effect) + " nat)", () => update({ edits: [...state.edits, edit] }), { className: "suggested" })));
+        el("p", { className: "hint", textContent: others.length ? "The answer loses most by these edits:" : "No single head or layer is needed for this answer." }), ...others.map(offer),
+        ...(whole.length ? [el("p", { className: "hint", textContent: "All heads of a kind at once:" }), ...whole.map(offer)] : []));
     };
     try {
       await source.events(message("suggest"), take, ended.signal);
