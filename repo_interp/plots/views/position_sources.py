@@ -115,7 +115,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         counts = {kind: int(clear.notnull().sum()) for kind, clear in kinds.items()}
         does = ", ".join(f"{count} {kind if count == 1 else kind.replace('s ', ' ', 1)}" for kind, count in counts.items())
         named = int((dataset["kind"] != "").sum())
-        others = f"; {rest} do none of these" if (rest := named - sum(counts.values())) else ""
+        others = f"; {rest} do{'es' * (rest == 1)} none of these" if (rest := named - sum(counts.values())) else ""
         first = ranked_heads(abs(next(iter(kinds.values()))))[0]
         sentence = f"Of {named} heads with positions of their own {does}{others}"
         yield Finding(sentence, "position_sources.kind, the first that holds of a head", 0.9, "position_sources", *first)
