@@ -97,7 +97,15 @@ def test_a_prompt_is_made_of_a_text_and_its_parts(niah, task_prompts):
     assert ri.prompt(text, niah, generated=words[-1]).generated == (count - 1,)
     assert ri.prompt(text, niah, needle=[words[1], words[4]]).spans == {"needle": (2, 5)}
     run = ri.analyze(niah, made)
-    assert set(run.children) == {"positions", "patterns", "position_sources", "attention_mass", "attention_rows", "predictions", "kinds"}
+    assert set(run.children) == {
+        "positions",
+        "patterns",
+        "position_sources",
+        "attention_mass",
+        "attention_rows",
+        "predictions",
+        "kinds",
+    }
 
 
 @pytest.mark.parametrize(
