@@ -19,10 +19,10 @@ the prompt), another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from math import ceil
 from typing import Any, ClassVar
@@ -32,7 +32,6 @@ import torch
 import xarray as xr
 from jaxtyping import Int
 from scipy.stats import t as student
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
@@ -47,7 +46,7 @@ from repo_interp.measures.position_sources import KINDS_OF_HEADS, PositionSource
 from repo_interp.measures.statistics import Statistics, merge
 from repo_interp.models.capture import capture, next_token_logits
 from repo_interp.models.reposition import attentions, layer_count, layout
-from repo_interp.models.resuming import recorded, resumed
+from repo_interp.models.resuming import Recording, recorded, resumed
 from repo_interp.positions.layouts import LEARNED
 from repo_interp.store import Store
 from repo_interp.tasks import Prompt, Response
@@ -140,25 +139,21 @@ def intervals(changes: xr.DataArray) -> xr.DataArray:
 
 
 @torch.no_grad()
-def _read(model: PreTrainedModel, scoring: Scoring, prompt: Prompt, sets: Sequence[Heads]) -> dict[str, Any]:
-    """The score of one prompt and the losses of its tokens, undisturbed and with the positions of each set of heads frozen."""
-    tokens = torch.tensor([prompt.tokens], device=next(model.parameters()).device)
-    recording = recorded(model, tokens)
-
-    def reading(hidden: Tensor) -> list[float]:
-        losses, likeliest = list[float](), list[int]()
-        for states, following in zip(hidden[0, :-1].split(AT_ONCE), tokens[0, 1:].split(AT_ONCE), strict=True):
-            logits = next_token_logits(model, states)
-            losses += torch.nn.functional.cross_entropy(logits, following, reduction="none").tolist()
-            likeliest += logits.argmax(-1).tolist()
-        said = [(likeliest[place - 1], -losses[place - 1]) for place in scoring.targets(prompt)]
-        return [*scoring.score([Response(*zip(*said, strict=True))], [prompt]), *losses]
-
-    readings = [reading(recording.last_hidden)]
-    for heads in sets:
-        with frozen(model, heads) if heads else nullcontext():
-            readings.append(reading(resumed(model, recording, min(heads)[0])) if heads else [np.nan] * len(readings[0]))
-    return {"readings": readings}
+def _read(
+    model: PreTrainedModel, scoring: Scoring, prompt: Prompt, recording: Callable[[], Recording], heads: Heads | None
+) -> dict[str, Any]:
+    """The score of one prompt and the losses of its tokens with the positions of `heads` frozen; None: undisturbed, of none: NaN."""
+    clean, losses, likeliest = recording(), list[float](), list[int]()
+    if heads == []:
+        return {"reading": [np.nan] * len(prompt.tokens)}
+    with nullcontext() if heads is None else frozen(model, heads):
+        hidden = clean.last_hidden if heads is None else resumed(model, clean, min(heads)[0])
+    for states, following in zip(hidden[0, :-1].split(AT_ONCE), clean.tokens[0, 1:].split(AT_ONCE), strict=True):
+        logits = next_token_logits(model, states)
+        losses += torch.nn.functional.cross_entropy(logits, following, reduction="none").tolist()
+        likeliest += logits.argmax(-1).tolist()
+    said = [(likeliest[place - 1], -losses[place - 1]) for place in scoring.targets(prompt)]
+    return {"reading": [*scoring.score([Response(*zip(*said, strict=True))], [prompt]), *losses]}
 
 
 @dataclass(frozen=True)
@@ -198,8 +193,15 @@ class Kinds(Experiment):
             drawn = drawn_sets(others, len(own), self.draws, self.seed)
             sets |= {kind: [own, *drawn, *[[]] * (self.draws - len(drawn))]} if own else {}
         heads = [sum(some, start=Heads()) for of_kind in sets.values() for some in of_kind]
-        points = {f"prompt-{number}": partial(_read, model, scoring, prompt, heads) for number, prompt in enumerate(prompts)}
-        read = [np.array(point["readings"]) for point in store.get_or_compute(points, progress).values()]
+        device = next(model.parameters()).device
+        recording = lru_cache(1)(lambda tokens: recorded(model, torch.tensor([tokens], device=device)))
+        points = {
+            f"prompt-{number}-{place}": partial(_read, model, scoring, prompt, partial(recording, prompt.tokens), some)
+            for number, prompt in enumerate(prompts)
+            for place, some in enumerate([None, *heads])
+        }
+        found = [point["reading"] for point in store.get_or_compute(points, progress).values()]
+        read = [np.array(found[first : first + 1 + len(heads)]) for first in range(0, len(found), 1 + len(heads))]
 
         def changes(readings: list[np.ndarray], block: Any) -> xr.DataArray:
             values = np.concatenate([each[1:] - each[0] for each in readings], axis=1).reshape(len(sets), 1 + self.draws, -1)

@@ -19,7 +19,7 @@ from repo_interp.plots.marks.reading import group
 from repo_interp.plots.marks.table import Table, cells
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.plots.view import View, one_figure
-from repo_interp.plots.views.effects import NEEDED
+from repo_interp.plots.views.effects import LEAST, NEEDED
 
 CLEAR = 1.5
 """Halves of a 95 % interval - about three standard errors - that a found difference is from 0."""
@@ -34,14 +34,16 @@ def _answered(kinds: xr.Dataset) -> str:
 def losses_by_kind(run: xr.DataTree) -> PaperFigure:
     """A row per kind: the change of the loss with its heads' positions frozen, and in grey with those of as many others."""
     kinds = group(run, "kinds")
-    figure, places = paper_figure(COLUMN_WIDTH, 0.7 + 0.25 * kinds.sizes["kind"]), np.arange(kinds.sizes["kind"])
+    figure, places = paper_figure(COLUMN_WIDTH, 0.8 + 0.25 * kinds.sizes["kind"]), np.arange(kinds.sizes["kind"])
     ax, losses = figure.subplots(), kinds["loss_change"].sel(token_class=_answered(kinds)).transpose("of", "bound", "kind").values
     for (mean, low, high), shift, colour in zip(losses, (-0.12, 0.12), (NEEDED, CONTROL), strict=False):
         ax.hlines(places + shift, low, high, color=colour)
         ax.plot(mean, places + shift, "o", color=colour, markersize=3.5)
     ax.axvline(0, color=CONTROL, linewidth=0.6, zorder=0)
     ax.set_yticks(places, [f"{kind} ({count})" for kind, count in kinds["heads"].to_series().items()])
-    ax.set(ylim=(len(places) - 0.5, -0.5), xlabel="nats per token lost with frozen positions; grey: as many others")
+    ax.update_datalim([(-LEAST, 0), (LEAST, 0)])  # what is less is rounding
+    ax.autoscale_view()
+    ax.set(ylim=(len(places) - 0.5, -0.5), xlabel="nats per token lost with positions frozen\ngrey: of as many other heads")
     return figure
 
 
@@ -81,7 +83,8 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         if judged[0] > 0 and by_class[most, 0] - difference[0] > CLEAR * (by_class[most, 2] - by_class[most, 0]):
             rest += f"; {own['token_class'].values[most]} need them most, {_in_words(by_class[most])} more than other heads"
         of = "of the answer" if answered == "generated" else "per token"
-        sentence = f"Freezing the positions of the {count} heads of the kind “{kind}” costs {_in_words(change)} nats {of}{rest}"
+        heads = f"all {count} heads that learn them" if kind == "all heads" else f"the {count} heads of the kind “{kind}”"
+        sentence = f"Freezing the positions of {heads} costs {_in_words(change)} nats {of}{rest}"
         evidence = f"kinds.loss_change: {_in_words(judged)} over blocks, each a {kinds.attrs['block']}"
         yield Finding(sentence, evidence, 0.9 if rest and judged[0] > 0 else 0.56, "kinds")
 
