@@ -32,7 +32,7 @@ from repo_interp.plots.marks.table import Table, cells
 from repo_interp.plots.style import FORMATS, save_figure
 from repo_interp.plots.view import Figures, View
 
-_TEXTS = ("token_text", "next_text", "name", "prompts_digest")
+_TEXTS = ("token_text", "next_text", "name", "kind", "prompts_digest")
 """Variables of our groups that hold text."""
 MOST_ROWS = 50
 """Heads in the table of a group without a view."""
