@@ -86,8 +86,8 @@ larger: env
 		--experiment 'ranges of positions' --experiment 'chunks of positions' --experiment segments \
 		--set prompts=16 --out figures/language-512-repo/held-out --cache figures/.cache --overwrite
 
-# Runs every notebook in a kernel of its own and stores its outputs. Then read the prose again. The ninth needs
-# `repo-interp fetch smollm2-135m`.
+# Runs every notebook in a kernel of its own and stores its outputs. Then read the prose again. The ninth and the eleventh need
+# `repo-interp fetch smollm2-135m`, the eleventh `repo-interp fetch texts` too.
 notebooks: env
 	HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error OMP_NUM_THREADS=1 $(BIN)/jupyter execute --inplace notebooks/*.ipynb
 

@@ -13,8 +13,8 @@ from places import ROOT
 
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"), key=lambda path: int(path.name.partition("_")[0]))
-LONG = ("8_", "9_")
-"""Prefixes of the notebooks that take a minute or more; 9 needs `repo-interp fetch smollm2-135m`."""
+LONG = ("8_", "9_", "11_")
+"""Prefixes of the notebooks that take a minute or more; 9 and 11 need `repo-interp fetch smollm2-135m`, 11 `repo-interp fetch texts`."""
 ALL = "REPO_INTERP_ALL_NOTEBOOKS"
 """Set this environment variable to run the long ones too."""
 LARGEST = 600_000
@@ -36,7 +36,7 @@ def words(text: str) -> str:
 
 
 def test_the_index_names_each_by_its_number():
-    assert [path.name.partition("_")[0] for path in NOTEBOOKS] == [str(number) for number in range(1, 11)]
+    assert [path.name.partition("_")[0] for path in NOTEBOOKS] == [str(number) for number in range(1, 12)]
     index = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert all(f"({path.name})" in index for path in NOTEBOOKS)
 

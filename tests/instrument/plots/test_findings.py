@@ -188,3 +188,10 @@ def test_layers_with_all_their_heads_are_named_alone():
         heads_named(heads, per_layer=3) == "L1 H0, L3, L4 H1-H2, L5 and 6 more"
         and heads_named(heads, 2, 3) == "L1 H0, L3 and 11 more"
     )
+
+
+def test_a_run_with_kinds_of_heads_in_words_has_findings_and_a_page():
+    bridge, task = ri.zoo("reversal/repo"), ri.tasks.make_task("reversal")
+    run = ri.analyze(bridge, task.prompts(4), measures=("positions", "position_sources"))
+    assert any(finding.group == "position_sources" for finding in ri.findings(run))
+    ri.show(run)
