@@ -141,15 +141,16 @@ def measure_step(
     weights that are spread over processes (FSDP, ZeRO-3), NotFinite where everything stopped.
     """
     step = checked(step, CountOrNone, "step")
-    require_model(model)
-    inner = cast(Any, model_of(extract_model_from_parallel(model, keep_torch_compile=False)))
+    inner = model if not isinstance(model, nn.Module) else extract_model_from_parallel(model, keep_torch_compile=False)
+    require_model(inner)
+    inner = cast(Any, model_of(inner))
     _require_whole(inner)
     weight = next(inner.parameters())
     devices = sorted({each.device.index or 0 for each in inner.parameters() if each.device.type == weight.device.type})
     forked: dict[str, Any] = (
         {"devices": devices, "device_type": weight.device.type} if weight.device.type != "cpu" else {"devices": []}
     )
-    given = as_prompts(prompts, model)
+    given = as_prompts(prompts, inner)
     with (
         torch.random.fork_rng(**forked),
         torch.autocast(weight.device.type, enabled=False),

@@ -63,7 +63,7 @@ class SpanMass(Reduction):
     def add(self, result: Float[Tensor, "prompt head span"], inputs: AttentionInputs, block: HeadBlock) -> None:
         prompt, tokens = block.prompt[:, 0], block.keys.shape[2]
         wanted, masks = self.rows.tensor[prompt], self.masks.tensor[prompt].to(torch.float64)
-        sinks = None if inputs.sinks is None else inputs.sinks[block.head]
+        sinks = None if inputs.sinks is None else inputs.sinks[block.head.flatten()]
         at_once = max(1, memory_for(wanted.device, SHARED) // (8 * block.head.numel() * tokens))
         weights = torch.zeros(*block.head.shape, tokens, dtype=torch.float64, device=wanted.device)
         for rows in wanted.split(at_once, -1):
@@ -71,8 +71,8 @@ class SpanMass(Reduction):
             queries = block.queries.gather(2, index.expand(-1, block.head.shape[1], -1, block.queries.shape[-1]))
             logits = queries @ block.keys.mT * inputs.logit_scale
             logits.masked_fill_(~_seen(inputs, prompt, rows)[:, None], float("-inf"))
-            of_rows = weights_of(logits, sinks).masked_fill((rows < 0)[:, None, :, None], 0)
-            weights += of_rows.sum(-2, dtype=torch.float64)
+            of_rows = weights_of(logits.flatten(0, 1), sinks).view_as(logits)
+            weights += of_rows.masked_fill((rows < 0)[:, None, :, None], 0).sum(-2, dtype=torch.float64)
         rows_of_prompt = (wanted >= 0).sum(-1)[:, None, None]
         over_heads(result, block, weights @ masks.mT / rows_of_prompt)
 

@@ -31,6 +31,7 @@ from repo_interp.plots.marks.runs import has_runs
 from repo_interp.plots.marks.table import Table, cells
 from repo_interp.plots.style import FORMATS, save_figure
 from repo_interp.plots.view import Figures, View
+from repo_interp.run import require_run
 
 _TEXTS = ("token_text", "next_text", "name", "band", "kind", "prompts_digest")
 """Variables of our groups that hold text."""
@@ -62,6 +63,7 @@ def view_of(group: str) -> View | None:
 
 def views_of(run: xr.DataTree) -> list[View]:
     """The views of the groups of `run`, in the order of the page. Raises InputError as `view_of`, except for several runs."""
+    require_run(run)
     known = names(VIEWS)
     for group in set(run.children) & set(OWN[VIEWS]):
         _require_numbers(run[group].to_dataset(), group)
