@@ -16,7 +16,7 @@ import repo_interp as ri
 from repo_interp.analysis.trained_task import trained_task
 from repo_interp.cli import main
 from repo_interp.errors import InputError
-from repo_interp.experiments import Atlas, Effects, Extrapolation, Perturbation, Saliency
+from repo_interp.experiments import Atlas, Effects, Extrapolation, Kinds, Perturbation, Saliency
 from repo_interp.experiments.catalogue import experiment_named, experiment_names, planned
 from repo_interp.experiments.prompt_sets import prompts_by_length, scoring_of
 from repo_interp.models.checkpoints import identify, load_model
@@ -116,6 +116,7 @@ SMALLEST = {
     "perturbation": (SMALL, "inside a pass"),
     "extrapolation": (Extrapolation(sequences=4), "inside a pass"),
     "effects": (Effects(kinds=("frozen",), draws=2), "between points"),
+    "kinds": (Kinds(draws=1), "between points"),
     "saliency": (Saliency(steps=2), "inside a pass"),
     "atlas": (Atlas(twins=2, sequences=2), "between points"),
 }
@@ -151,7 +152,7 @@ def test_an_experiment_stopped_in_the_middle_leaves_the_model_as_it_was_and_goes
 
     def interrupt(which, done, total):
         assert which == name
-        if done == 2:
+        if done == min(5, total - 1):
             raise KeyboardInterrupt
 
     def state():
