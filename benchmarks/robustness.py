@@ -40,6 +40,15 @@ CATALOGUE = {
     "interventions that end in any order": ("interventions/test_interventions",),
     "two writers, full disks, damaged files": ("test_losing_nothing",),
     "packages that fail": ("test_extension",),
+    "files of others that name paths": ("cli/test_files_of_others",),
+    "scaled rotations, frequencies by length, models as they run": ("models/test_measured_rotation", "models/test_families"),
+    "audits of sound and broken models": ("models/test_audit",),
+    "text parts of larger models, wrapped models": ("models/test_text_parts", "models/test_wrapped"),
+    "logs of evaluations": ("tasks/test_tasks_prompts",),
+    "measures that change what others see": ("measures/test_new_measure",),
+    "schemes with positions and a bias": ("positions/test_schemes",),
+    "degenerate prompts, small samples, controls": ("analysis/test_odd_inputs", "experiments/test_extrapolation"),
+    "wrong names before a model is loaded": ("cli/test_names_first",),
 }
 """Tests of the suite by what they try to break."""
 OFFICIAL = ("models/test_official", "models/test_parity", "analysis/test_run_goldens")

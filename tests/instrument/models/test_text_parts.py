@@ -60,7 +60,7 @@ def test_the_text_part_is_named_by_inspect_by_a_note_and_in_the_run(gemma, capsy
     assert run.attrs["notes"].startswith(said)
     assert main(["inspect", str(directory)]) == 0
     out = capsys.readouterr()
-    assert "gemma3_text, the text part of a gemma3" in out.out.replace("\n", " ") and said in out.err
+    assert "gemma3_text, the text part of a gemma3" in " ".join(out.out.split()) and said in out.err
     assert main(["verify", str(directory)]) == 0
 
 
