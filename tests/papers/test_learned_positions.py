@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from numpy.testing import assert_allclose
 
 from position_papers.kit import learned_positions
 from position_papers.kit.cache import Cache
-from position_papers.kit.learned_positions import LEAST_RISE, PROMPTS, from_token, why_not
+from position_papers.kit.learned_positions import LEAST_RISE, PROMPTS, against, from_token, why_not
 from position_papers.kit.subjects import subject
 from position_papers.repo.options import Options
 from repo_interp.interventions import replaced
@@ -66,3 +67,25 @@ def test_the_rise_is_the_loss_with_every_learned_position_at_zero(kept):
     with replaced(model, lambda positions, here: torch.zeros_like(positions), layer=list(mine.learned)):
         assert_allclose(data["frozen"][:3], [loss(prompt) for prompt in prompts], rtol=1e-4)
     assert (data["frozen"] - data["plain"]).min() > LEAST_RISE
+    with replaced(
+        model, lambda positions, here: torch.arange(positions.shape[-1]).expand_as(positions), layer=list(mine.learned)
+    ):
+        assert_allclose(data["index"][:3], [loss(prompt) for prompt in prompts], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("frozen", "index", "reason"),
+    [
+        (0.5, 0.3, ""),
+        (0.5, -LEAST_RISE / 2, ""),
+        (0.5, -0.3, "the learned positions do harm"),
+        (0.0, 0.3, "it is not shown that the learned positions are used"),
+    ],
+)
+def test_positions_that_the_token_index_betters_are_not_judged(frozen, index, reason):
+    plain = np.random.default_rng(0).uniform(2, 3, 12)
+    noise = np.random.default_rng(1).normal(0, 1e-3, (2, 12))
+    of_heads = {name: (("layer", "head"), np.full((1, 2), value)) for name, value in (("range", 5.0), ("from_token", 0.4))}
+    losses = {"plain": plain, "frozen": plain + frozen + noise[0], "index": plain + index + noise[1]}
+    why = against(xr.Dataset(of_heads | {name: ("prompt", values) for name, values in losses.items()}, attrs={"length": 8}))
+    assert why[:1] == ((reason,) if reason else ())

@@ -4,16 +4,18 @@
     from token    share of a head's position variance that the token's identity explains, over the tokens of all prompts:
                   1 - sum (z - mean of z over equal tokens)^2 / sum (z - mean of z)^2
     use           rise of -log p per target, in nats, while every learned head has its mean as the position of all tokens (NoPE)
+    harm          fall of -log p per target, in nats, while every learned head has the token index as its position (RoPE)
 
-With a range below one position no rotation differs by more than a neighbour's; with positions that follow from the token alone, nothing is
-positioned by its context; and where nothing is lost without them, whatever they look like is not what the model works by. A checkpoint is
-valid when at least one learned head passes the first two, and the loss rises, prompt by prompt. Knows nothing about any paper.
+With a range below one position no rotation differs by more than a neighbour's. Positions that follow from the token alone place nothing by
+its context. Where nothing is lost without the positions, or something is gained by the token index in their place, training has not made
+the model work by them. A checkpoint is valid when at least one learned head passes the first two, the loss rises without the positions,
+and it does not fall with the token index; the last two are judged prompt by prompt. Knows nothing about any paper.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -21,13 +23,13 @@ import xarray as xr
 from jaxtyping import Float, Int
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.differences import paired_difference
+from position_papers.kit.differences import Difference, paired_difference
 from position_papers.kit.subjects import Subject
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
 from repo_interp.experiments.prompt_sets import Windows
 from repo_interp.experiments.responses import forced_responses
-from repo_interp.interventions import frozen
+from repo_interp.interventions import frozen, linearised
 from repo_interp.measures.labels import described
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.load import load
@@ -38,7 +40,7 @@ SMALLEST_RANGE = 1.0
 FOLLOWS_FROM_TOKEN = 0.9
 """Share of variance from which on a head's positions are said to follow from the token alone."""
 LEAST_RISE = 0.02
-"""Nats per target, 2 % of perplexity: the rise from which on positions are said to be used."""
+"""Nats per target, 2 % of perplexity: the change from which on positions are said to be used, or to do harm."""
 WINDOWS, PROMPTS = 16, 64
 """Of the training length: windows of text, in which every token is a target, and prompts of other tasks, which have a few."""
 
@@ -46,8 +48,11 @@ WINDOWS, PROMPTS = 16, 64
 def why_not(subject: Subject, options: Any, cache: Cache) -> tuple[str, ...]:
     """Why nothing can be said about learned positions of `subject`, and by which numbers; empty where something can or it learns none."""
     data = measured(subject, options, cache)
-    if data is None:
-        return ()
+    return () if data is None else against(data)
+
+
+def against(data: xr.Dataset) -> tuple[str, ...]:
+    """The same of what `_measure` measured."""
     spans, shares = data["range"], data["from_token"]
     valid = (spans >= SMALLEST_RANGE) & (shares < FOLLOWS_FROM_TOKEN)
     if not bool(valid.any()):
@@ -57,14 +62,20 @@ def why_not(subject: Subject, options: Any, cache: Cache) -> tuple[str, ...]:
             f"explains {_interval(100 * shares)} %",
         )
     rise = paired_difference(data["frozen"].values, data["plain"].values)
-    if rise.exceeds(LEAST_RISE):
-        return ()
-    return (
-        "it is not shown that the learned positions are used",
-        f"freezing those of all learned layers raises the loss by {rise.margin:.2g} nats per target (standard error "
-        f"{rise.standard_error:.2g} over {rise.over}; wanted more "
-        f"than {LEAST_RISE:g}, and two standard errors above 0)",
-    )
+    if not rise.exceeds(LEAST_RISE):
+        return (
+            "it is not shown that the learned positions are used",
+            f"freezing those of all learned layers raises the loss by {_with_error(rise)}; wanted more than {LEAST_RISE:g}, and two "
+            "standard errors above 0",
+        )
+    fall = paired_difference(data["plain"].values, data["index"].values)
+    if fall.exceeds(LEAST_RISE):
+        return (
+            "the learned positions do harm",
+            f"the token index in their place lowers the loss by {_with_error(fall)}; wanted at most {LEAST_RISE:g}, or less than two "
+            "standard errors above 0",
+        )
+    return ()
 
 
 def measured(subject: Subject, options: Any, cache: Cache) -> xr.Dataset | None:
@@ -77,7 +88,9 @@ def measured(subject: Subject, options: Any, cache: Cache) -> xr.Dataset | None:
 
 
 def _measure(subject: Subject, options: Any) -> xr.Dataset:
-    """`range`, `from_token` [layer, head] of the learned layers; `plain`, `frozen` [prompt], the loss as it is and without positions."""
+    """`range`, `from_token` [layer, head] of the learned layers; `plain`, `frozen`, `index` [prompt], the loss as it is, without positions
+    and with the token index as the position of every learned layer.
+    """
     length = getattr(subject.task, "longest", 0) if subject.kind == "reversal" else subject.training_length
     prompts = subject.prompts(length, _count(subject), options.seed)
     run = analyze(load(subject.path, options.device), prompts, ("positions",), subject.learned, batch_size=options.batch_size)
@@ -89,9 +102,14 @@ def _measure(subject: Subject, options: Any) -> xr.Dataset:
     shares = np.array([[from_token(head[valid], np.concatenate(tokens)) for head in layer] for layer in z])
     axes = ("layer", "head")
     model, scoring = load_model(subject.path, options.device), subject.task or Windows()
-    plain = log_perplexity(scoring, forced_responses(model, scoring, prompts, options.batch_size), prompts)
-    with frozen(model, layer=list(subject.learned)):
-        without = log_perplexity(scoring, forced_responses(model, scoring, prompts, options.batch_size), prompts)
+
+    def loss_of(changed: AbstractContextManager[Any]) -> np.ndarray:
+        with changed:
+            return log_perplexity(scoring, forced_responses(model, scoring, prompts, options.batch_size), prompts)
+
+    plain = loss_of(nullcontext())
+    without = loss_of(frozen(model, layer=list(subject.learned)))
+    index = loss_of(linearised(model, layer=list(subject.learned)))
     loss = "-log p per target, mean over a prompt's targets"
     return xr.Dataset(
         {
@@ -99,6 +117,7 @@ def _measure(subject: Subject, options: Any) -> xr.Dataset:
             "from_token": described(xr.DataArray(shares, dims=axes), "share of the variance between equal tokens", "1"),
             "plain": described(xr.DataArray(plain, dims="prompt"), loss, "nat"),
             "frozen": described(xr.DataArray(without, dims="prompt"), f"{loss}, while learned positions are frozen", "nat"),
+            "index": described(xr.DataArray(index, dims="prompt"), f"{loss}, with the token index in their place", "nat"),
         },
         coords={"layer": position["layer"].values},
         attrs={"length": max(map(len, tokens))},
@@ -116,6 +135,10 @@ def from_token(positions: Float[np.ndarray, " token"], tokens: Int[np.ndarray, "
     means = np.bincount(identity, centred) / np.bincount(identity)
     total = float((centred**2).sum())
     return 1 - float(((centred - means[identity]) ** 2).sum()) / total if total > 0 else float("nan")
+
+
+def _with_error(change: Difference) -> str:
+    return f"{change.margin:.2g} nats per target (standard error {change.standard_error:.2g} over {change.over})"
 
 
 def _interval(values: xr.DataArray) -> str:

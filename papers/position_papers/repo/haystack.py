@@ -47,6 +47,7 @@ from position_papers.repo.options import Options
 from repo_interp.plots.marks.scores import method_panels
 
 ROOM = Below("RoPE's share of needles found (asked for after results were seen)", CEILING)
+ABLE = AtLeast("RoPE's share of needles found, without which the task cannot be done at all", 0.1)
 ABOVE = Above("the share of needles found", ("RoPE",))
 ABOVE_AT_LONGER = Above(f"at every longer length where {ROOM.words}, {ABOVE.quantity}", ABOVE.rivals)
 CONVERGED = AtLeast("the lowest share that a seed of either finds at the training length", 0.9)
@@ -62,6 +63,8 @@ LEFT_OUT = {
     "6,000 steps (8, whose RoPE model found .86, after its scores were seen)"
 }
 """Seeds that were trained and are not in the zoo, by task."""
+UNUSED = "is not shown to use learned positions to its advantage, which the paper's models do"
+UNABLE = "RoPE finds hardly any of them, so the model cannot do the task"
 NO_ROOM = "RoPE finds nearly all of them, so nothing can be above it"
 
 R9 = Claim(
@@ -69,7 +72,7 @@ R9 = Claim(
     "needle in a haystack at the training length: RePo above RoPE",
     "RePo table 1",
     "91.3 against 85.9",
-    Where(All(NEEDS_POSITIONS, ROOM), ABOVE),
+    Where(All(NEEDS_POSITIONS, ROOM, ABLE), ABOVE),
     shows_control=True,
 )
 R9_LONGER = Claim(
@@ -123,8 +126,9 @@ def judge(searched: Sequence[Searched]) -> Iterator[Verdict]:
     rope, (nope, why_not) = by_layout.get("rope"), found_without_positions(searched)
     for own in searched:
         if rope is not None and own.subject.learned:
-            yield _at_training_length(own, rope, nope, why_not)
-            yield _longer(own, rope, nope, why_not)
+            reason = why_not or (f"{own.name} {UNUSED}" if own.is_unused else "")
+            yield _at_training_length(own, rope, nope, reason)
+            yield _longer(own, rope, nope, reason)
     if rope is not None and "r2n1" in by_layout:
         yield _hybrids(by_layout["r2n1"], by_layout.get("n2r1"), rope, nope, why_not)
     starts = {start: each for each in searched if (start := starting_layer(each.subject)) is not None}
@@ -137,10 +141,10 @@ def _at_training_length(own: Searched, rope: Searched, nope: float, why_not: str
     length = own.subject.training_length
     mine, theirs = own.sample([length], PLAIN), rope.sample([length], PLAIN)
     difference = {"RoPE": between(mine, theirs)}
-    values = {NOPE: nope, ROOM.quantity: theirs.mean, ABOVE.quantity: difference}
+    values = {NOPE: nope, ROOM.quantity: theirs.mean, ABLE.quantity: theirs.mean, ABOVE.quantity: difference}
     left_out = LEFT_OUT.get(needles_of(own.subject))
     no_room = f"{NO_ROOM} ({left_out})" if left_out else NO_ROOM
-    reason = why_not or ("" if ROOM.holds(values) else no_room)
+    reason = why_not or ("" if ROOM.holds(values) else no_room) or ("" if ABLE.holds(values) else UNABLE)
     text = f"{mine.mean:.3f} and {rope.name} {theirs.mean:.3f}; {in_words(difference, 'above', '')}"
     return _beside_rope(R9, own, rope, [length], PLAIN, values, text, reason)
 
@@ -225,7 +229,7 @@ def _start_layers(starts: Mapping[int, Searched], nope: float, why_not: str) -> 
     differ = float(np.ptp(list(means.values())))
     values = {NOPE: nope, TOLD_APART.quantity: min(means.values()), ROBUST.quantity: differ}
     unused = ", ".join(each.name for each in starts.values() if each.is_unused)
-    reason = why_not or (unused and f"{unused} not shown to use learned positions, which the paper's models were trained to")
+    reason = why_not or (unused and f"{unused} {UNUSED}")
     reason = reason or ("" if TOLD_APART.holds(values) else "all find nearly all of them, so they cannot be told apart")
     yield verdict(
         R9_START,
