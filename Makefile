@@ -66,11 +66,11 @@ pretrained: env
 		--experiment 'ranges of positions' --experiment 'chunks of positions' --experiment segments --set prompts=8 --set batch_size=4 \
 		--set corpus=pinned-prose --out figures/smollm2-135m-repo/prose --cache figures/.cache --overwrite
 	$(BIN)/repo-interp figures repo --no-zoo --checkpoint smollm2-135m-repo=smollm2-135m/repo \
-		--experiment 'mirror effect' --set prompts=64 \
+		--experiment 'mirror effect' --set prompts=64 --set corpus=pinned-prose \
 		--out figures/smollm2-135m-repo/reversal --cache figures/.cache --overwrite
 	$(BIN)/repo-interp figures repo --no-zoo \
 		$(foreach scheme,repo rope,--checkpoint smollm2-135m-$(scheme)=smollm2-135m/$(scheme)) \
-		--experiment 'needles in a haystack' --experiment 'attention mass' --set prompts=24 --set score_prompts=24 --set batch_size=8 \
+		--experiment 'needles in a haystack' --experiment 'attention mass' --set prompts=24 --set score_prompts=24 --set batch_size=8 --set corpus=pinned-prose \
 		--out figures/smollm2-135m-repo/needles --cache figures/.cache --overwrite
 	$(BIN)/repo-interp figures position-generalization --no-zoo \
 		$(foreach scheme,repo rope,--checkpoint smollm2-135m-$(scheme)=smollm2-135m/$(scheme)) \
