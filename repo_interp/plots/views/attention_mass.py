@@ -335,10 +335,8 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     strongest = int(np.where(with_rows | ~with_rows.any(), most, -1.0).argmax())
     layer, head = places[int(best[strongest])]
     least, largest = percent(most[found].min()), percent(most[found].max())
-    given = f"{least} to {largest} of its attention in {found.sum()} of {known.sum()} prompts"
-    sentence = f"{heads_named(heads)} gives the needle {given}"
-    if len(heads) > 1:
-        sentence = f"{heads_named(heads)} find the needle, in each prompt one of them, which gives it {given}"
+    who = f"{'one of ' * (len(heads) > 1)}{heads_named(heads)}"
+    sentence = f"In {found.sum()} of {known.sum()} prompts {who} gives the needle {least} to {largest} of its attention"
     mean = percent(float(np.nanmean(by_prompt, 0).max()))
     evidence = (
         "attention_mass.mass of each prompt's largest head; "

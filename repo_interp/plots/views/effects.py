@@ -17,6 +17,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import SymmetricalLogLocator
+from scipy import stats
 
 from repo_interp.plots.marks.arrays import ranked_heads
 from repo_interp.plots.marks.drawing import counted, legend_below, panels, plain_decades, scheme_handles
@@ -183,7 +184,11 @@ def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
     yield "effects_screening", screening_fit(run)
 
 
-_DOES = {"linearised": "at the token index", "frozen": "at one constant", "permuted": "in random order"}
+_DOES = {
+    "linearised": "replacing them by the token index",
+    "frozen": "freezing them",
+    "permuted": "permuting them",
+}
 STANDARD_ERRORS = 3.0
 """An effect is found where it is that many standard errors over prompts from 0, and beyond that of every set of other heads."""
 LEAST = 0.01
@@ -206,7 +211,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         lost, error, control = (float(values.sel(where)) for values in (needed, errors, others.broadcast_like(needed)))
         name = f"layer {where['layer']}" if "head" not in where else f"L{where['layer']} H{where['head']} alone"
         moved = _DOES.get(where["kind"], where["kind"])
-        sentence = f"The answer needs the positions of {name}: {moved}, its log-probability falls by {-lost:.2g} nats"
+        sentence = f"The answer needs the positions of {name}: {moved} costs {-lost:.2g} nats of its log-probability"
         controls = f"{control:.2g}" if abs(control) > error / STANDARD_ERRORS else "0"
         evidence = (
             f"effects.{variable} ({where['kind']}) {lost:.2g} +- {error:.1g} nats; "
@@ -218,15 +223,19 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
 
 
 def _robust(measured: xr.Dataset) -> Iterator[Finding]:
-    """That no layer's positions are clearly needed, with the layer and the change that cost most."""
+    """How much the positions of one layer may cost at most, where none is found to cost anything: a null result excludes no more."""
     mean, errors = _mean_and_error(measured["layer_log_probability_change"])
     if not bool(mean.notnull().any()) or bool((mean < np.minimum(-STANDARD_ERRORS * errors, -LEAST)).any()):
         return
-    where = _lowest(mean)
-    loss = f"the largest loss, with layer {where['layer']} {_DOES.get(where['kind'], where['kind'])}, is within noise"
-    costs = f"{float(mean.sel(where)):.2g} +- {float(errors.sel(where)):.1g} nats"
-    evidence = f"effects.layer_log_probability_change {costs}; a finding has {STANDARD_ERRORS:g} standard errors"
-    yield Finding(f"The answer clearly needs no layer's positions: {loss}", evidence, 0.6, "effects", int(where["layer"]))
+    lowest = mean - float(stats.t.ppf(0.975, measured.sizes["prompt"] - 1)) * errors
+    where = _lowest(lowest)
+    largest = f"{max(0.0, -float(lowest.min())):.2g} nats of its log-probability (layer {where['layer']}, {where['kind']})"
+    sentence = f"No layer is found whose positions the answer needs; a loss of up to {largest} cannot be excluded"
+    evidence = (
+        f"effects.layer_log_probability_change {float(mean.sel(where)):.2g} +- {float(errors.sel(where)):.1g} nats, the lowest end of all "
+        f"95 % intervals over prompts; a finding has {STANDARD_ERRORS:g} standard errors"
+    )
+    yield Finding(sentence, evidence, 0.3, "effects", int(where["layer"]))
 
 
 def _mean_and_error(changes: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:

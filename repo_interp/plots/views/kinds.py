@@ -82,16 +82,16 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         most = int(np.nan_to_num(by_class[:, 0], nan=-np.inf).argmax())
         if judged[0] > 0 and by_class[most, 0] - difference[0] > CLEAR * (by_class[most, 2] - by_class[most, 0]):
             rest += f"; {own['token_class'].values[most]} need them most, {_in_words(by_class[most])} more than other heads"
-        of = "of the answer" if answered == "generated" else "per token"
+        who = "the answer" if answered == "generated" else "each token"
         heads = f"all {count} heads that learn them" if kind == "all heads" else f"the {count} heads of the kind “{kind}”"
-        sentence = f"Freezing the positions of {heads} costs {_in_words(change)} nats {of}{rest}"
+        sentence = f"Freezing the positions of {heads} costs {who} {_in_words(change)}{rest}"
         evidence = f"kinds.loss_change: {_in_words(judged)} over blocks, each a {kinds.attrs['block']}"
         yield Finding(sentence, evidence, 0.9 if rest and judged[0] > 0 else 0.56, "kinds")
 
 
 def _in_words(interval: np.ndarray) -> str:
     mean, low, high = map(number, interval)
-    return f"{mean} (95 %: {low} to {high})"
+    return f"{mean} nats (95 %: {low} to {high})"
 
 
 VIEW = View(

@@ -117,7 +117,9 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         named = int((dataset["kind"] != "").sum())
         others = f"; {rest} do{'es' * (rest == 1)} none of these" if (rest := named - sum(counts.values())) else ""
         first = ranked_heads(abs(next(iter(kinds.values()))))[0]
-        sentence = f"Of {named} heads with positions of their own {does}{others}"
+        sentence = f"Of {named} heads with positions of their own, {does}{others}"
+        if not rest and len(counts) == 1:
+            sentence = f"All {does.replace(' ', ' heads with positions of their own ', 1)}"
         yield Finding(sentence, "position_sources.kind, the first that holds of a head", 0.9, "position_sources", *first)
     of = "positions" if set(schemes(dataset).values()) & {*LEARNED_SCHEMES} else "gates"
     for kind, does, variable, source, unit in _SAID if kinds else ():

@@ -371,7 +371,7 @@ def test_findings_name_whole_layers_what_they_do_and_how_much(run):
     found = [finding.sentence for finding in view.VIEW.findings(run)]
     places = "L1 H0, L1 H7, L2 place a token by which word it is: it explains 100 % of their positions' variance, held out"
     assert found == [
-        "Of 16 heads with positions of their own 1 counts tokens, 10 place words, 1 places in segments; 4 do none of these",
+        "Of 16 heads with positions of their own, 1 counts tokens, 10 place words, 1 places in segments; 4 do none of these",
         places,
         "L1 H2 places a token by its line, sentence or span: it explains 99.9 % of their positions' variance, held out",
     ]

@@ -39,7 +39,7 @@ def test_heads_that_share_the_needle_are_named_although_every_mean_is_low():
     for prompt, head in enumerate((0, 1, 0, 1)):
         taken[prompt, 1, head] = 0.9
     (finding,) = found(mass(taken), "attention_mass")
-    assert finding.sentence.startswith("L1 H0-H1 find the needle, in each prompt one of them, which gives it 90 % to 90 %")
+    assert finding.sentence == "In 4 of 4 prompts one of L1 H0-H1 gives the needle 90 % to 90 % of its attention"
     assert "no head gives more than 46 %, equal weights give 2 %" in finding.evidence
     assert (finding.layer, finding.prompt) == (1, 0) and finding.place == "L1 H0, prompt 0"
 
@@ -49,7 +49,7 @@ def test_one_head_is_named_alone_and_equal_weights_are_no_finding():
     assert found(mass(taken), "attention_mass") == []
     taken[:, 0, 1] = (0.3, 0.5, 0.4)
     (finding,) = found(mass(taken), "attention_mass")
-    assert finding.sentence == "L0 H1 gives the needle 30 % to 50 % of its attention in 3 of 3 prompts"
+    assert finding.sentence == "In 3 of 3 prompts L0 H1 gives the needle 30 % to 50 % of its attention"
 
 
 def effects(changes: np.ndarray, controls: float) -> xr.DataTree:
@@ -69,14 +69,11 @@ def test_positions_that_the_answer_needs_are_beyond_noise_and_beyond_other_heads
     changes = np.random.default_rng(0).normal(0, 0.1, (2, 2, 20))
     (none,) = found(effects(changes, -0.05), "effects")
     assert (
-        none.sentence.startswith("The answer clearly needs no layer's positions: the largest loss, with layer ")
-        and none.head is None
+        none.sentence.startswith("No layer is found whose positions the answer needs; a loss of up to 0.") and none.head is None
     )
     changes[1, 0] -= 2.0
     layer, head = found(effects(changes, -0.05), "effects")
-    assert layer.sentence.startswith(
-        "The answer needs the positions of layer 1: at the token index, its log-probability falls by"
-    )
+    assert layer.sentence.startswith("The answer needs the positions of layer 1: replacing them by the token index costs ")
     assert (layer.layer, layer.head, head.layer, head.head) == (1, None, 1, 0)
     assert found(effects(changes, -3.0), "effects") == []  # as many other heads at random do more
 
