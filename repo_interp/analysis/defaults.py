@@ -77,8 +77,14 @@ def default_experiments(bridge: nn.Module, prompts: Sequence[Prompt], task: Task
         return [atlas]
     parameters = sum(parameter.numel() for parameter in model_of(bridge).parameters())
     quick: list[Experiment] = []
+    dear: list[str] = []
     for experiment, most in ((Kinds(), FEW), *((each, QUICK) for each in (Effects(), atlas) if task is not None)):
         with suppress(InputError):
             (plan,) = planned(bridge, prompts, [experiment], task)
-            quick += [experiment] if parameters * sum(plan.passes) <= most else []
+            if parameters * sum(plan.passes) <= most:
+                quick.append(experiment)
+            else:
+                dear.append(experiment.name)
+    if dear:
+        warn(f"left out, since they take many passes of this model: {', '.join(dear)}; --experiments {','.join(dear)} makes them")
     return quick
