@@ -92,6 +92,11 @@ def pages(tmp_path_factory, rope) -> Path:
         gated = ri.analyze(ri.zoo("counting/cope"), counting, ("position_sources", "gates", "attention_rows"))
         gated.to_netcdf(directory / "gated.nc")
         report_page(gated, directory / "gated.html")
+        fits = measured(
+            "rope", ("three_axis", "fake_distance", "rotation", *TOKENS), (SEEN, replace(SEEN, tokens=SEEN.tokens[::-1]))
+        )
+        fits.to_netcdf(directory / "fits.nc")
+        report_page(fits, directory / "fits.html")
         sides = {layout: measured(layout, ("positions", *TOKENS)) for layout in ("repo", "repo@1")}
         framed = ri.show(rope)._repr_html_()
         (directory / "framed.html").write_text(framed.replace("sandbox=", "data-sandbox="))  # so that the test may look into it
@@ -488,6 +493,28 @@ def test_the_text_of_every_kind_has_the_numbers_of_the_run(opened, pages, name, 
     np.testing.assert_allclose(numbers, values, rtol=1e-4, atol=5e-7)
     browser.run(f"{COLORED}[0].querySelector('.open').click()")
     browser.wait(f"document.querySelector('.tile[aria-pressed=true]').dataset.head === '{layer}.{place}'")
+
+
+def test_numbers_of_the_chosen_head_are_those_of_the_run(opened, pages):
+    """Found: a dash for every head of every run."""
+    browser, run = opened("fits.html"), xr.open_datatree(pages / "fits.nc")
+    variables = {"three_axis": "r", "fake_distance": "r", "rotation": "closed_form_r"}
+    for head, prompt in (("0.1", 0), ("1.0", 1)):
+        choose(browser, "Prompt", str(prompt))
+        click_head(browser, head)
+        browser.wait(f"document.querySelector('.tile[aria-pressed=true]').dataset.head === '{head}'")
+        layer, place = map(int, head.split("."))
+        for group, variable in variables.items():
+            chart = f"document.querySelector('#{group} .head-charts')"
+            browser.run(f"{chart}.closest('details').open = true")
+            browser.wait(
+                f"({chart}.scrollIntoView(), /(prompt {prompt}\\)|–)$/.test({chart}.querySelector('.said').textContent))"
+            )
+            said = browser.run(f"{chart}.querySelector('.said').textContent")
+            value = run[group][variable].sel(prompt=prompt, layer=layer, head=place).item()
+            shown = said.removesuffix(f" (prompt {prompt})").rpartition(": ")[2]
+            assert shown == "–" if np.isnan(value) else float(shown) == pytest.approx(value, rel=1e-3)
+    assert np.isfinite(run["three_axis/r"]).all()
 
 
 def test_a_run_without_kinds_says_nothing_about_them(opened):

@@ -67,7 +67,7 @@ export function drawHeadCharts(place, charts, page) {
     title.textContent = "Layer " + chosen.layer + ", head " + chosen.head;
     numbers.textContent = charts.filter((chart) => chart.kind === "number").map((chart) => {
       const at = placeIn(chart, pair), prompt = chosen.prompt === null ? 0 : chart.prompts.indexOf(chosen.prompt);
-      return chart.title + ": " + (at && prompt >= 0 ? number(chart.values[prompt][at.place]) + " (prompt " + chart.prompts[prompt] + ")" : "–");
+      return chart.title + ": " + (at && prompt >= 0 ? number(chart.values[prompt][at.row][at.column]) + " (prompt " + chart.prompts[prompt] + ")" : "–");
     }).join("; ");
     for (const { chart, message, plot } of panels) {
       const at = placeIn(chart, pair);
