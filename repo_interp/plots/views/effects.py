@@ -23,9 +23,9 @@ from repo_interp.plots.marks.arrays import ranked_heads
 from repo_interp.plots.marks.drawing import counted, legend_below, panels, plain_decades, scheme_handles
 from repo_interp.plots.marks.finding import Finding
 from repo_interp.plots.marks.heads import CONTROL, HeadMap, head_grid, head_rows
-from repo_interp.plots.marks.reading import group, schemes
+from repo_interp.plots.marks.reading import LEARNED_SCHEMES, group, schemes
 from repo_interp.plots.marks.table import Cell, Table, cells
-from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, style
+from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
 from repo_interp.plots.view import View
 
 KIND_NAMES = {
@@ -209,13 +209,16 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
             continue
         is_needed, where = True, _lowest(needed)
         lost, error, control = (float(values.sel(where)) for values in (needed, errors, others.broadcast_like(needed)))
+        scheme = schemes(measured)[where["layer"]]
+        token_index = "" if scheme in LEARNED_SCHEMES else f" ({scheme_name(scheme)}, which learns none)"
         name = f"layer {where['layer']}" if "head" not in where else f"L{where['layer']} H{where['head']} alone"
+        name += token_index if {*schemes(measured).values()} & {*LEARNED_SCHEMES} else ""
         moved = _DOES.get(where["kind"], where["kind"])
-        sentence = f"The answer needs the positions of {name}: {moved} costs {-lost:.2g} nats of its log-probability"
+        sentence = f"The answer needs the positions of {name}: {moved} costs {-lost:.2g} nats of its log-probability per token"
         controls = f"{control:.2g}" if abs(control) > error / STANDARD_ERRORS else "0"
         evidence = (
-            f"effects.{variable} ({where['kind']}) {lost:.2g} +- {error:.1g} nats; "
-            f"the same change to as many other heads, drawn at random: at most {controls} nats"
+            f"effects.{variable} ({where['kind']}) {lost:.2g} nats, standard error {error:.1g}; "
+            f"the same change to as many other heads, drawn at random: {controls} nats at worst"
         )
         yield Finding(sentence, evidence, weight, "effects", where["layer"], where.get("head"))
     if not is_needed:
@@ -231,9 +234,10 @@ def _robust(measured: xr.Dataset) -> Iterator[Finding]:
     where = _lowest(lowest)
     largest = f"{max(0.0, -float(lowest.min())):.2g} nats of its log-probability (layer {where['layer']}, {where['kind']})"
     sentence = f"No layer is found whose positions the answer needs; a loss of up to {largest} cannot be excluded"
+    costs = f"{float(mean.sel(where)):.2g} nats, standard error {float(errors.sel(where)):.1g}"
     evidence = (
-        f"effects.layer_log_probability_change {float(mean.sel(where)):.2g} +- {float(errors.sel(where)):.1g} nats, the lowest end of all "
-        f"95 % intervals over prompts; a finding has {STANDARD_ERRORS:g} standard errors"
+        f"effects.layer_log_probability_change {costs}: the lowest end of all 95 % intervals over prompts; "
+        f"a finding is {STANDARD_ERRORS:g} standard errors from 0"
     )
     yield Finding(sentence, evidence, 0.3, "effects", int(where["layer"]))
 

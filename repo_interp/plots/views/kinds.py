@@ -75,17 +75,18 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     for kind, count in kinds["heads"].to_series().items():
         own = kinds["loss_change"].sel(kind=kind)
         change, others, difference = own.sel(token_class=answered).values
-        judged, rest = (change, "") if np.isnan(difference[0]) else (difference, f", of as many other heads {_in_words(others)}")
+        judged, rest = (change, "") if np.isnan(difference[0]) else (difference, f", of as many other heads {number(others[0])}")
         if not abs(judged[0]) > CLEAR * (judged[2] - judged[0]):
             continue
         by_class = own.sel(of="difference").values
         most = int(np.nan_to_num(by_class[:, 0], nan=-np.inf).argmax())
         if judged[0] > 0 and by_class[most, 0] - difference[0] > CLEAR * (by_class[most, 2] - by_class[most, 0]):
-            rest += f"; {own['token_class'].values[most]} need them most, {_in_words(by_class[most])} more than other heads"
-        who = "the answer" if answered == "generated" else "each token"
+            rest += f"; on {own['token_class'].values[most]} {_in_words(by_class[most])} more than freezing other heads"
+        of = " of the answer" if answered == "generated" else ""
         heads = f"all {count} heads that learn them" if kind == "all heads" else f"the {count} heads of the kind “{kind}”"
-        sentence = f"Freezing the positions of {heads} costs {who} {_in_words(change)}{rest}"
-        evidence = f"kinds.loss_change: {_in_words(judged)} over blocks, each a {kinds.attrs['block']}"
+        sentence = f"Freezing the positions of {heads}, each at its mean, costs {_in_words(change)} per token{of}{rest}"
+        less = "the difference from other heads is " if rest else ""
+        evidence = f"kinds.loss_change: {less}{_in_words(judged)} over blocks, each a {kinds.attrs['block']}"
         yield Finding(sentence, evidence, 0.9 if rest and judged[0] > 0 else 0.56, "kinds")
 
 

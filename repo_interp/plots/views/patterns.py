@@ -8,6 +8,7 @@ Draws the group `patterns` of a run. Knows nothing about how a chunk is labelled
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -20,7 +21,7 @@ from matplotlib.patches import Patch, Rectangle
 from repo_interp.errors import InputError
 from repo_interp.plots.marks import drawing
 from repo_interp.plots.marks.arrays import heads_where, nanmean, over_prompts
-from repo_interp.plots.marks.finding import Finding, heads_named
+from repo_interp.plots.marks.finding import Finding, heads_named, percent
 from repo_interp.plots.marks.heads import HeadMap
 from repo_interp.plots.marks.reading import group, layer_scheme, learned_layers, schemes
 from repo_interp.plots.marks.table import Cell, Table, cells
@@ -220,13 +221,30 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         return
     trend, slope = (over_prompts(patterns[name].sel(layer=learned_layers(patterns))) for name in ("trend", "trend_slope"))
     counts = patterns["counts_tokens"].sel(layer=trend["layer"]) == 1
-    for words, found in (("", counts & (trend > 0)), (" backwards", counts & (trend < 0))):
+    for direction, sign, found in (("rise", "", counts & (trend > 0)), ("fall", "-", counts & (trend < 0))):
         if heads := heads_where(found):
             each, null = (f"{float(value):.3g}" for value in (np.abs(slope.where(found)).mean(), patterns["trend_null"].max()))
             named = heads_named(heads, 12, patterns.sizes["head"])
-            sentence = f"{named} count{'s' * (len(heads) == 1)} tokens{words}, {each} positions per token"
-            evidence = f"patterns.trend beyond .8 in every prompt; 95 % of permuted positions stay within {null}"
+            sizes = abs(trend.where(found))
+            ends = " to ".join(
+                dict.fromkeys(f"{sign}{math.floor(100 * end) / 100}" for end in (float(sizes.min()), float(sizes.max())))
+            )
+            sentence = (
+                f"Positions of {named} {direction} with the token index (rank correlation {ends}), by {each} per token on average"
+                f"{_by_spans(run, found)}"
+            )
+            evidence = f"patterns.trend beyond 0.8 in every prompt; of permuted positions 95 % stay within {null}"
             yield Finding(sentence, evidence, 0.58, "patterns", *heads[0], variable="trend")
+
+
+def _by_spans(run: xr.DataTree, found: xr.DataArray) -> str:
+    """That line, sentence or span explain more of the positions of heads `found` than the token index: they step rather than count."""
+    if "position_sources" not in run.children:
+        return ""
+    alone = group(run, "position_sources")["alone"].where(found)
+    index, segment = (float(alone.sel(source=source).mean()) for source in ("index", "segment"))
+    explained = f"; line, sentence or span explain {percent(segment)} of their variance, the index {percent(index)}"
+    return explained if segment > index + 0.1 else ""
 
 
 VIEW = View(

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import xarray as xr
 
-from repo_interp.plots.marks.arrays import heads_where, ranked_heads
+from repo_interp.plots.marks.arrays import heads_where, over_prompts, ranked_heads
 from repo_interp.plots.marks.beside import draw_variable, lines
 from repo_interp.plots.marks.drawing import counted, number
 from repo_interp.plots.marks.finding import Finding, heads_named
@@ -30,19 +30,19 @@ _KINDS = [*CLEARNESS, "other"]
 _SAID = (
     (
         "places words",
-        "place{s} a token by which word it is: it explains {ends} % of their {of}' variance, held out",
+        "the token itself explains {ends} % of the {of}' variance, held out",
         "alone",
         "token",
         100,
     ),
     (
         "places in segments",
-        "place{s} a token by its line, sentence or span: it explains {ends} % of their {of}' variance, held out",
+        "the line, sentence or span explains {ends} % of the {of}' variance, held out",
         "alone",
         "segment",
         100,
     ),
-    ("marks lines", "step{s} at line breaks, by {ends} standard deviations", "line_step", "rest", 1),
+    ("marks lines", "steps at line ends, by {ends} standard deviations", "line_step", "rest", 1),
 )
 """Of a kind of heads, what it does, and the variable, its source where it has one, and the unit that say how much."""
 
@@ -111,27 +111,50 @@ def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
     """What kinds of heads read, with the null of each."""
     dataset, kinds = group(run, "position_sources"), clearest(run)
+    of = "positions" if set(schemes(dataset).values()) & {*LEARNED_SCHEMES} else "gates"
     if kinds:
         counts = {kind: int(clear.notnull().sum()) for kind, clear in kinds.items()}
         does = ", ".join(f"{count} {kind if count == 1 else kind.replace('s ', ' ', 1)}" for kind, count in counts.items())
         named = int((dataset["kind"] != "").sum())
         others = f"; {rest} do{'es' * (rest == 1)} none of these" if (rest := named - sum(counts.values())) else ""
         first = ranked_heads(abs(next(iter(kinds.values()))))[0]
-        sentence = f"Of {named} heads with positions of their own, {does}{others}"
+        learned = f"heads with {'learned positions' if of == 'positions' else of}{_distinct(dataset)}"
+        sentence = f"Of {named} {learned}, {does}{others}"
         if not rest and len(counts) == 1:
-            sentence = f"All {does.replace(' ', ' heads with positions of their own ', 1)}"
-        yield Finding(sentence, "position_sources.kind, the first that holds of a head", 0.9, "position_sources", *first)
-    of = "positions" if set(schemes(dataset).values()) & {*LEARNED_SCHEMES} else "gates"
+            sentence = f"All {does.replace(' ', f' {learned} ', 1)}"
+        yield Finding(
+            sentence,
+            "position_sources.kind: the first that holds, in the order counts tokens, marks lines, places words, places in segments",
+            0.9,
+            "position_sources",
+            *first,
+        )
     for kind, does, variable, source, unit in _SAID if kinds else ():
         found, of_source = dataset["kind"] == kind, dataset.sel(source=source)
         if heads := heads_where(found):
             sizes, null = abs(unit * of_source[variable].where(found)), unit * of_source[f"{variable}_null"].where(found)
             ends = " to ".join(dict.fromkeys(f"{float(size):.3g}" for size in (sizes.min(), sizes.max())))
-            sentence = (
-                f"{heads_named(heads, 12, dataset.sizes['head'])} {does.format(s='s' * (len(heads) == 1), ends=ends, of=of)}"
-            )
+            sentence = f"{heads_named(heads, 12, dataset.sizes['head'])}: {does.format(ends=ends, of=of)}{_within(run, found)}"
             evidence = f"position_sources.{variable}; of permuted positions at most {max(0.0, float(null.max())):.3g}"
             yield Finding(sentence, evidence, 0.57, "position_sources", *heads[0])
+
+
+def _distinct(dataset: xr.Dataset) -> str:
+    """How many different rows of positions heads have, where some share theirs."""
+    numbers = dataset[["alone", "share"]].to_array().transpose("layer", "head", ...).values
+    named = np.argwhere(dataset["kind"].transpose("layer", "head").values != "").tolist()
+    rows = {(layer, numbers[layer, head].tobytes()) for layer, head in named}
+    return f" ({len(rows)} rows of positions, which heads share)" if len(rows) < len(named) else ""
+
+
+def _within(run: xr.DataTree, found: xr.DataArray) -> str:
+    """The range of the positions of heads `found`, where it was measured."""
+    if "positions" not in run.children or "position_range" not in group(run, "positions"):
+        return ""
+    ranges = over_prompts(group(run, "positions")["position_range"]).where(found)
+    return (
+        f", within ranges of {' to '.join(dict.fromkeys(number(float(end)) for end in (ranges.min(), ranges.max())))} positions"
+    )
 
 
 def kind_shares(tree: xr.DataTree) -> xr.DataArray:

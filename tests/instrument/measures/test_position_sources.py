@@ -319,7 +319,7 @@ def test_gates_are_explained_where_gates_count():
     assert run["position_sources"]["r_squared"].notnull().all() and Gates().name in run.children
     found, kinds = [view.VIEW.findings(run), run["position_sources"]["kind"].values]
     assert "places words" in kinds and not np.isin(kinds, ["", "counts tokens"]).any()
-    assert any("of their gates' variance, held out" in finding.sentence for finding in found)
+    assert any("of the gates' variance, held out" in finding.sentence for finding in found)
     data, _ = kinds_of_heads(run, PageOptions())
     assert data is not None and data["named"] == kinds.size
     first = data["gates"][0][0]
@@ -369,11 +369,12 @@ def test_kinds_are_drawn_the_map_has_the_colour_of_the_leading_source_and_the_ta
 
 def test_findings_name_whole_layers_what_they_do_and_how_much(run):
     found = [finding.sentence for finding in view.VIEW.findings(run)]
-    places = "L1 H0, L1 H7, L2 place a token by which word it is: it explains 100 % of their positions' variance, held out"
+    places = "L1 H0, L1 H7, L2: the token itself explains 100 % of the positions' variance, held out"
     assert found == [
-        "Of 16 heads with positions of their own, 1 counts tokens, 10 place words, 1 places in segments; 4 do none of these",
+        "Of 16 heads with learned positions (9 rows of positions, which heads share), 1 counts tokens, 10 place words, 1 places in "
+        "segments; 4 do none of these",
         places,
-        "L1 H2 places a token by its line, sentence or span: it explains 99.9 % of their positions' variance, held out",
+        "L1 H2: the line, sentence or span explains 99.9 % of the positions' variance, held out",
     ]
     older = run["position_sources"].to_dataset().drop_vars("kind")
     assert not list(view.VIEW.findings(make_run({"position_sources": older}, {})))

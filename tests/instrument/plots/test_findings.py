@@ -147,7 +147,10 @@ def test_heads_that_count_tokens_are_named_with_their_direction_and_rate():
     }
     run = tree(patterns=xr.Dataset(values, {"layer": range(3), "head": range(2)}).set_coords("scheme"))
     (backwards,) = found(run, "patterns")
-    assert backwards.sentence == "L1, L2 H1 count tokens backwards, 0.04 positions per token"
+    assert (
+        backwards.sentence
+        == "Positions of L1, L2 H1 fall with the token index (rank correlation -0.9), by 0.04 per token on average"
+    )
     assert "stay within 0.12" in backwards.evidence
     counts = run["patterns"].to_dataset().assign(counts_tokens=(("layer", "head"), np.zeros((3, 2))))
     assert found(tree(patterns=counts), "patterns") == [], "that heads do not count is not what the classes say"
