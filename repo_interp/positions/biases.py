@@ -2,14 +2,13 @@
 
     ALiBi         B = -m_h D,  m_h = 2^(-8 h / H),  h = 1 .. H              (Press et al. 2022, sec. 3)
     KERPLE log    B = -a_h log(1 + b_h D),  a, b > 0                         (Chi et al. 2022, as in HoPE)
-    KERPLE power  B = -a_h D^(b_h),  a > 0, 0 < b <= 2                       (the same)
     FIRE          B = f_h(psi(D) / psi(max(L, z_i))),  psi(x) = log(1 + c x) (Li et al. 2024, listing)
 
-z is the token's index, or any real-valued position, such as RePo's learned one. Distances are symmetric, as KERPLE's kernels are: a key
+z is the token's index, or any real-valued position, such as RePo's learned one. Distances are symmetric, as KERPLE's kernel is: a key
 that a learned position puts beyond its query is as far away as one behind it. ALiBi and KERPLE see differences of positions only;
 FIRE's normaliser grows with the query's own position above L, so it wants positions counted from 0.
 
-KERPLE's constraints hold by construction: a = exp(.), b = exp(.) or 2 sigmoid(.) of unconstrained parameters. (The authors' code
+KERPLE's constraints hold by construction: a = exp(.), b = exp(.) of unconstrained parameters. (The authors' code
 clamps a, b to at least 0.01 before every use instead; the starting values are drawn as there.)
 
 Knows nothing about queries and keys: these logits are the same whatever the tokens are.
@@ -114,25 +113,6 @@ class KerpleLog(PositionBias):
         scale, rate = exact(self.log_scale).exp(), exact(self.log_rate).exp()
         reached = torch.log1p(rate[:, None, None] * distances(query_positions, key_positions))
         return -scale[:, None, None] * reached
-
-
-class KerplePower(PositionBias):
-    """-a_h D^(b_h); a starts uniform in (0, 1), b in (0, 2)."""
-
-    def __init__(self, heads: int) -> None:
-        super().__init__(heads)
-        self.log_scale = nn.Parameter(_uniform(heads, 1.0).log())
-        self.exponent_logit = nn.Parameter(torch.logit(_uniform(heads, 2.0) / 2.0, eps=1e-3))
-
-    def bias(
-        self, query_positions: Float[Tensor, "batch any row"], key_positions: Float[Tensor, "batch any key"]
-    ) -> Float[Tensor, "batch head row key"]:
-        """The bias of every pair."""
-        scale, exponent = exact(self.log_scale).exp(), 2.0 * exact(self.exponent_logit).sigmoid()
-        distance = distances(query_positions, key_positions)
-        apart = distance > 0  # D^b has no finite derivative at 0 where b < 1
-        powers = torch.where(apart, distance, 1.0) ** exponent[:, None, None]
-        return -scale[:, None, None] * torch.where(apart, powers, 0.0)
 
 
 class FIRE(PositionBias):

@@ -27,7 +27,7 @@ from repo_interp.measures.catalogue import measure_named, measure_names
 from repo_interp.models import schemes
 from repo_interp.plots.catalogue import view_of
 from repo_interp.positions import layouts
-from repo_interp.positions.biases import KerplePower
+from repo_interp.positions.biases import KerpleLog
 from repo_interp.positions.layouts import format_layout, parse_layout, scheme_names
 from repo_interp.tasks import make_task, task_names
 
@@ -447,14 +447,14 @@ def test_nothing_else_lists_the_tasks():
 
 
 def test_a_scheme_of_ours_is_its_file_and_two_lines(tmp_path, monkeypatch):
-    """KERPLE's power kernel, which has no name, as one of ours: a line in the layout language, one where schemes are built."""
-    monkeypatch.setitem(layouts.SCHEMES, "kerple_power", "minus a learned power of the distance, added to the logits")
-    monkeypatch.setitem(schemes._ADDITIVE, "kerple_power", lambda heads, length: KerplePower(heads))
-    assert scheme_names()[len(layouts.SCHEMES) - 1] == "kerple_power"
-    assert format_layout(parse_layout("kerple_power", 2)) == "kerple_power"
-    model = ri.reposition(tiny(), "kerple_power@1")
+    """KERPLE's kernel by another name: a line in the layout language, one where schemes are built."""
+    monkeypatch.setitem(layouts.SCHEMES, "kerple_again", "KERPLE again")
+    monkeypatch.setitem(schemes._ADDITIVE, "kerple_again", lambda heads, length: KerpleLog(heads))
+    assert scheme_names()[len(layouts.SCHEMES) - 1] == "kerple_again"
+    assert format_layout(parse_layout("kerple_again", 2)) == "kerple_again"
+    model = ri.reposition(tiny(), "kerple_again@1")
     ri.save(model, tmp_path / "saved")
-    assert ri.layout(ri.load(tmp_path / "saved"))[1:] == ("kerple_power",) * (len(ri.layout(model)) - 1)
+    assert ri.layout(ri.load(tmp_path / "saved"))[1:] == ("kerple_again",) * (len(ri.layout(model)) - 1)
 
 
 def test_nothing_else_lists_the_schemes():

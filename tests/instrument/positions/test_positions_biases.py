@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from repo_interp.positions.biases import FIRE, ALiBi, KerpleLog, KerplePower, PositionBias, geometric_slopes
+from repo_interp.positions.biases import FIRE, ALiBi, KerpleLog, PositionBias, geometric_slopes
 
-BIASES = (ALiBi, KerpleLog, KerplePower, FIRE)
+BIASES = (ALiBi, KerpleLog, FIRE)
 
 
 def bias_of(module: PositionBias, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
@@ -36,19 +36,14 @@ def test_slopes_of_eight_heads_are_a_half_to_a_256th_and_no_head_is_refused():
 
 def test_kerple_starts_inside_the_ranges_of_its_authors_and_stays_lawful():
     torch.manual_seed(0)
-    log, power = KerpleLog(4000), KerplePower(4000)
+    log = KerpleLog(4000)
     scale, rate = log.log_scale.exp(), log.log_rate.exp()
     assert scale.min() >= 0.01 and 1.9 < scale.max() <= 2.0 and abs(scale.mean() - 1.0) < 0.05
     assert rate.min() >= 0.01 and 0.95 < rate.max() <= 1.0 and abs(rate.mean() - 0.5) < 0.03
-    exponent = 2 * power.exponent_logit.sigmoid()
-    assert exponent.min() > 0.0 and exponent.max() < 2.0 and abs(exponent.mean() - 1.0) < 0.05
-    assert abs(power.log_scale.exp().mean() - 0.5) < 0.03
     with torch.no_grad():
         log.log_scale.fill_(-30.0)
-        power.exponent_logit.fill_(30.0)
     positions = torch.arange(5.0)
     assert (bias_of(log, positions, positions) <= 0).all()
-    assert bias_of(power, torch.tensor([3.0]), torch.tensor([0.0])).min() >= -9.0001 * power.log_scale.exp().max()
 
 
 def test_fire_starts_as_published():
@@ -74,7 +69,7 @@ def test_real_valued_positions_a_head_equal_each_head_by_itself(kind):
             torch.testing.assert_close(logits[:, head], alone[:, head])
 
 
-@pytest.mark.parametrize("kind", [ALiBi, KerpleLog, KerplePower])
+@pytest.mark.parametrize("kind", [ALiBi, KerpleLog])
 def test_only_differences_of_real_positions_matter_and_only_their_size(kind):
     torch.manual_seed(0)
     module, positions = kind(4), torch.randn(7, dtype=torch.float64)

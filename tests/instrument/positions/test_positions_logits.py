@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from repo_interp.positions.biases import FIRE, ALiBi, KerpleLog, KerplePower, PositionBias
+from repo_interp.positions.biases import FIRE, ALiBi, KerpleLog, PositionBias
 from repo_interp.positions.contextual import (
     ContextualPositions,
     FixedSlopes,
@@ -25,7 +25,6 @@ SCALE = D_HEAD**-0.5
 SCHEMES = {
     "alibi": lambda: ALiBi(HEADS),
     "kerple log": lambda: KerpleLog(HEADS),
-    "kerple power": lambda: KerplePower(HEADS),
     "fire": lambda: FIRE(HEADS, width=8, threshold=5.0),
     "cope": lambda: ContextualPositions(InterpolatedEmbedding(20, D_HEAD)),
     "cope, few positions": lambda: ContextualPositions(InterpolatedEmbedding(3, D_HEAD)),
@@ -90,9 +89,6 @@ def slow_bias(scheme: PositionLogits, head: int, query: float, key: float) -> fl
     if isinstance(scheme, KerpleLog):
         scale, rate = math.exp(scheme.log_scale[head]), math.exp(scheme.log_rate[head])
         return -scale * math.log(1.0 + rate * distance)
-    if isinstance(scheme, KerplePower):
-        scale, exponent = (math.exp(scheme.log_scale[head]), 2.0 / (1.0 + math.exp(-scheme.exponent_logit[head])))
-        return -scale * distance**exponent
     assert isinstance(scheme, FIRE)
     curvature, threshold = abs(float(scheme.curvature)), abs(float(scheme.threshold_factor) * 5.0)
     normaliser = math.log(curvature * max(query, threshold) + 1.0) + 1e-6

@@ -16,7 +16,7 @@ from repo_interp import interventions as iv
 from repo_interp.models.capture import capture
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.reposition import attentions, scheme_modules
-from repo_interp.positions.biases import FIRE, ALiBi, KerpleLog, KerplePower
+from repo_interp.positions.biases import FIRE, ALiBi, KerpleLog
 
 TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
 ROWS = {"rope": 1, "continuous": 1, "repo": None, "repo_alibi": None}
@@ -110,7 +110,7 @@ def test_bfloat16_stays_near_float32(variant):
     assert all(one.frequencies is None or one.frequencies.dtype == torch.float32 for one in attentions(model))
 
 
-BIASES = {ALiBi: ALiBi, KerpleLog: KerpleLog, KerplePower: KerplePower, FIRE: lambda heads: FIRE(heads, threshold=2.0)}
+BIASES = {ALiBi: ALiBi, KerpleLog: KerpleLog, FIRE: lambda heads: FIRE(heads, threshold=2.0)}
 
 
 def slow_bias(module, head, query, key):
@@ -120,8 +120,6 @@ def slow_bias(module, head, query, key):
         return -(2.0 ** (-8 * (head + 1) / module.heads)) * far
     if isinstance(module, KerpleLog):
         return -math.exp(of_head["log_scale"][head]) * math.log(1 + math.exp(of_head["log_rate"][head]) * far)
-    if isinstance(module, KerplePower):
-        return -math.exp(of_head["log_scale"][head]) * far ** (2 / (1 + math.exp(-of_head["exponent_logit"][head])))
     curvature, threshold = abs(of_head["curvature"]), 2.0 * abs(of_head["threshold_factor"])
     progress = math.log(1 + curvature * far) / (math.log(1 + curvature * max(query, threshold)) + 1e-6)
     hidden = [
