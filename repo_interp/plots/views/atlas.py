@@ -283,11 +283,18 @@ _FOUND = {
     "retrieval": (0.9, "Retrieval heads: {heads}. {best} looks most at the source of the next token for {share} of the answer"),
     "induction": (
         0.8,
-        "Induction heads: {heads}. {best} gives {share} of its attention to tokens after earlier copies, in random tokens that repeat",
+        "Induction heads on random tokens that repeat: {heads}. {best} gives {share} of its attention, of 50 % at most, to tokens after "
+        "earlier copies",
     ),
-    "sink": (0.7, "Attention sink: {heads}, from layer {first} on, give more than half to token 0; most {best} ({share})"),
-    "previous token": (0.6, "Previous-token heads: {heads}. Strongest {best} ({share} of its attention)"),
-    "duplicate token": (0.5, "Duplicate-token heads: {heads}. Strongest {best} ({share} of its attention)"),
+    "sink": (
+        0.7,
+        "Attention sink on random tokens: {heads}, from layer {first} on, give more than half to token 0; most {best} ({share})",
+    ),
+    "previous token": (0.6, "Previous-token heads on random tokens: {heads}. Strongest {best} ({share} of its attention)"),
+    "duplicate token": (
+        0.5,
+        "Duplicate-token heads on random tokens that repeat: {heads}. Strongest {best} ({share} of its attention, of 50 % at most)",
+    ),
 }
 """By name of the atlas, which is that of its score: the weight of the finding, and its sentence."""
 
