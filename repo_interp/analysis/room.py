@@ -25,16 +25,10 @@ from repo_interp import processes
 from repo_interp.errors import InputError
 from repo_interp.models.feed_forward import block_of
 from repo_interp.models.reposition import attentions, batch_limits
-from repo_interp.side_by_side import BatchSize, SideBySide
+from repo_interp.side_by_side import WORTHWHILE, BatchSize, SideBySide
 
 _BYTES_PER_TOKEN = 150
 """Of a prompt: its token as a number and as text."""
-WORTHWHILE = {"cpu": 2048, "cuda": 32_768}
-"""Tokens side by side by kind of device, beyond which a pass gets no faster per token.
-
-Measured on one thread of a processor (54 us per token with 128 side by side, 17 with 2,048 and with 16,384, of a small model; the same
-with all of them, of a large one); of CUDA it was not.
-"""
 _SHARE = 0.25
 """Of the memory, for one pass."""
 _DRAWING_BYTES = 110 * 2**20

@@ -149,7 +149,7 @@ def run(arguments: argparse.Namespace) -> int:
     with claimed(command.out, stem(name), command.replaces) as results:
         _announce(console, name, request)
         with command.same_question(console), steps(console) as step:
-            run = _measured(request, results, step, command.asked)
+            run = _measured(request, results, step, command.asked, console)
             if not processes.is_first():
                 return 0
             published = drawn(results, run, step, command.formats)
@@ -226,16 +226,22 @@ def _announce(console: Console, name: str, request: Request) -> None:
     console.print(bold(name, line), highlight=False)
 
 
-def _measured(request: Request, results: Results, step: Step, asked: str) -> xr.DataTree:
-    """The run, written to `results` with what was `asked`."""
+def _measured(request: Request, results: Results, step: Step, asked: str, console: Console) -> xr.DataTree:
+    """The run, written to `results` with what was `asked`; what its measures show is printed before the experiments begin."""
     from repo_interp.analysis.analyze import carried_out
     from repo_interp.analysis.notes import RoundedPositions
     from repo_interp.analysis.request import Execution
     from repo_interp.cli.results import ASKED, KEEP_EVERY
+    from repo_interp.cli.tables import print_findings
 
     def write(run: xr.DataTree) -> None:
         run.attrs[ASKED] = asked
         results.write(run)
+
+    def show(run: xr.DataTree) -> None:
+        console.print("The measures show:", highlight=False)
+        print_findings(console, run)
+        console.print("The experiments follow; then all that was found.", highlight=False)
 
     request.execution = Execution(
         request.execution.batch_size,
@@ -243,6 +249,7 @@ def _measured(request: Request, results: Results, step: Step, asked: str) -> xr.
         KEEP_EVERY,
         progress=lambda done, total: step("observing layers", done, total),
         experiment_progress=step,
+        measured=show,
         finished=write,
     )
     with warnings.catch_warnings():

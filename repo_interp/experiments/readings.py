@@ -22,12 +22,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from repo_interp.experiments.attribution import attributed
+from repo_interp.experiments.experiment import TOKENS
 from repo_interp.experiments.position_changes import Strength, placed
-from repo_interp.experiments.responses import Question, logits_at, padded, target_logits, to_question
+from repo_interp.experiments.responses import MOST_LOGITS, Question, logits_at, padded, target_logits, tiled, to_question
 from repo_interp.interventions.replacing import replaced
 from repo_interp.models.reposition import batch_limits
 from repo_interp.models.resuming import Recording, recorded, resumed
-from repo_interp.side_by_side import batches
+from repo_interp.side_by_side import WORTHWHILE, batches
 from repo_interp.store import Progress, Store
 from repo_interp.tasks import Prompt, Response
 from repo_interp.tasks.task import Scoring
@@ -107,14 +108,20 @@ class Measurement:
 
     @torch.no_grad()
     def _read(self, batch_of: Callable[[int], Batch], number: int, kind: str, sets: Sequence[Heads]) -> dict[str, Any]:
-        batch, numbers = batch_of(number), self.batches[number]
-        change, recording = placed(self.model, kind, self.prompts, numbers, self.strength), batch.recording
-        readings = []
-        for heads in sets:
-            with replaced(self.model, change.change, heads, tokens=change.tokens):
-                hidden = resumed(self.model, recording, min(layer for layer, _ in heads))
-            readings.append(batch.readings(logits_at(self.model, hidden, batch.question)).tolist())
-        return {"readings": readings}
+        """Readings under a change of each of `sets`, many in one pass: an edit is as many rows of it as the batch has prompts."""
+        batch, numbers, read = batch_of(number), self.batches[number], dict[int, np.ndarray]()
+        recording = batch.recording  # made before anything is changed
+        firsts = [min(layer for layer, _ in heads) for heads in sets]
+        placed_for = lru_cache(2)(lambda copies: placed(self.model, kind, self.prompts, numbers * copies, self.strength))
+        for first in sorted(set(firsts)):
+            places = [place for place, layer in enumerate(firsts) if layer == first]
+            for some in (places[begin : begin + batch.edits] for begin in range(0, len(places), batch.edits)):
+                change, of_rows = placed_for(len(some)), [sets[place] for place in some for _ in numbers]
+                with replaced(self.model, change.change, tokens=change.tokens, sets=of_rows):
+                    hidden = resumed(self.model, recording, first, len(some))
+                logits = logits_at(self.model, hidden, tiled(batch.question, len(some))).chunk(len(some))
+                read |= zip(some, map(batch.readings, logits), strict=True)
+        return {"readings": [read[place].tolist() for place in range(len(sets))]}
 
 
 class Batch:
@@ -127,6 +134,12 @@ class Batch:
         for row, prompt in enumerate(prompts):
             candidates = _candidates(prompt, scoring.targets(prompt))
             self.others[row, slice(None) if candidates is None else sorted(candidates)] = True
+
+    @property
+    def edits(self) -> int:
+        """How many edits are worth one pass, whose logits fit into memory."""
+        worthwhile = WORTHWHILE.get(self.question.tokens.device.type, TOKENS) // self.question.tokens.numel()
+        return max(1, min(worthwhile, MOST_LOGITS // (len(self.question.rows) * self.model.config.vocab_size)))
 
     @cached_property
     def recording(self) -> Recording:
