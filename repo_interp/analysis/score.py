@@ -152,7 +152,7 @@ def _run(bridge: nn.Module, scores: xr.Dataset, prompts: Sequence[Sequence[Promp
     options = {name: Path(value).name if _is_path(value) else value for name, value in scores.attrs.items()}
     scores = scores.assign(prompts_digest=("test_set", digests, described)).assign_attrs(options)
     of_model = identity(bridge)
-    said = notes_kept(bridge, (), (), of_model.get("changed", ""))
+    said = notes_kept(bridge, (), (), str(of_model.get("changed", "")))
     notes = {"notes": "\n".join(said)} if said else {}
     known = {"prompts_from": origin, **{f"version_{name}": number for name, number in versions().items()}}
     return make_run({"scores": scores}, {**of_model, **known, **notes})

@@ -212,18 +212,17 @@ def _announce(console: Console, name: str, request: Request) -> None:
     from repo_interp.console import bold
 
     require_memory_for_run(request.bridge, request.lengths, request.size, request.passes)
-    for note in notes_on(request.bridge, request.prompts, request.measures):
-        console.print(note, style="yellow", highlight=False)
     many = "s" if len(request.prompts) > 1 else ""
     line = f": {len(request.prompts)} prompt{many} of up to {max(request.lengths)} tokens from {request.prompts_from}; measures "
     line += ", ".join(measure.name for measure in request.measures)
     if request.experiments:
         line += f", experiments {', '.join(plan.experiment.name for plan in request.experiments)} ({len(request.passes):,} more prompts)"
-    if (device := next(request.bridge.parameters()).device).type != "cpu":
-        line += f", on {device}"
+    line += f", on {next(request.bridge.parameters()).device}"
     if processes.count() > 1:
         line += f", in {processes.count()} processes"
     console.print(bold(name, line), highlight=False)
+    for note in notes_on(request.bridge, request.prompts, request.measures):
+        console.print(note, style="yellow", highlight=False)
 
 
 def _measured(request: Request, results: Results, step: Step, asked: str, console: Console) -> xr.DataTree:

@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.checkpoint_files.architectures import training_length
     from repo_interp.cli.results import ASKED, Command, drawn, print_results
     from repo_interp.cli.tables import print_tables
-    from repo_interp.console import Console
+    from repo_interp.console import Console, bold
     from repo_interp.models.checkpoints import identify
     from repo_interp.models.load import load
     from repo_interp.progress import steps
@@ -99,6 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
     scaling = _scaling(arguments.scaling, training_length(checkpoint.config))
     task = None if arguments.task == RULER else _task(arguments, checkpoint.directory)
     bridge = load(path, rope_scaling=scaling, **placed(arguments))
+    console.print(bold(arguments.checkpoint, f": scored on {next(bridge.parameters()).device}"), highlight=False)
     for note in notes_on(bridge):
         console.print(note, style="yellow", highlight=False)
     scored = _scoring(arguments, bridge, task)

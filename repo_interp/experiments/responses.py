@@ -86,7 +86,7 @@ def forced_responses(
         with at_rest(model), padded_on_the_right([len(prompts[number].tokens) for number in chosen]):
             hidden = decoder_of(model)(question.tokens, use_cache=False).last_hidden_state
         reference, likeliest = [], []
-        for part in _parts(question, max(1, MOST_LOGITS // int(model.config.vocab_size))):
+        for part in parts(question, max(1, MOST_LOGITS // int(model.config.vocab_size))):
             logits = logits_at(model, hidden, part)
             _require_finite(logits, [chosen[row] for row in part.rows.tolist()])
             log_probabilities = logits.double().log_softmax(-1)
@@ -98,7 +98,7 @@ def forced_responses(
     return restored(cut, responses)
 
 
-def _parts(question: Question, size: int) -> Iterator[Question]:
+def parts(question: Question, size: int) -> Iterator[Question]:
     """The same sequences with `size` of the targets at a time."""
     targets = zip(*(part.split(size) for part in (question.rows, question.columns, question.targets)), strict=True)
     return (Question(question.tokens, *part) for part in targets)

@@ -19,17 +19,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=count, default=4, metavar="N", help="independent replicates, at least 2 (default: 4)")
     parser.add_argument("--batch-size", type=count, default=8, metavar="N", help="sequences in one forward pass (default: 8)")
     parser.add_argument("--seed", type=seed, default=0, help="seed of the sequences (default: 0)")
-    parser.add_argument("--device", default="cpu", help="where the models run: cpu, cuda, cuda:1, mps (default: cpu)")
+    parser.add_argument(
+        "--device", default="auto", help="where the models run: cpu, cuda, cuda:1, mps (default: auto: cuda, else cpu)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and write."""
     from position_papers.hope.over_training import read_steps, write_steps
     from position_papers.hope.replicates import Sampling
-    from repo_interp.console import Console, bold
+    from repo_interp.console import Console, bold, plain
+    from repo_interp.models.checkpoints import device_named
     from repo_interp.progress import steps
 
     console = Console()
+    arguments.device = str(device_named(arguments.device))
+    console.print(f"the saved steps of {plain(arguments.run)}, on {arguments.device}", highlight=False)
     counts = dict.fromkeys(("sequences", "repeated_sequences", "step_sequences"), arguments.sequences)
     options = {name: getattr(arguments, name) for name in ("repeats", "batch_size", "seed", "device")}
     sampling = Sampling(**counts, **options)
