@@ -99,10 +99,10 @@ def run(arguments: argparse.Namespace) -> int:
     scaling = _scaling(arguments.scaling, training_length(checkpoint.config))
     task = None if arguments.task == RULER else _task(arguments, checkpoint.directory)
     bridge = load(path, rope_scaling=scaling, **placed(arguments))
+    scored = _scoring(arguments, bridge, task)
     console.print(bold(arguments.checkpoint, f": scored on {next(bridge.parameters()).device}"), highlight=False)
     for note in notes_on(bridge):
         console.print(note, style="yellow", highlight=False)
-    scored = _scoring(arguments, bridge, task)
     with (
         claimed(command.out, f"score-{stem(arguments.checkpoint)}", command.replaces) as results,
         command.same_question(console),

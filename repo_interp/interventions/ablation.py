@@ -41,7 +41,8 @@ def ablate(
     `sets`: in place of `heads`, those of each prompt of the batch. Takes repositioned models and bridges. Raises InputError for heads
     that the model lacks, and for means of other shapes.
     """
-    by_prompt = [heads_by_layer(model, some) for some in ([heads] if sets is None else sets)]
+    given = [heads] if sets is None else sets
+    by_prompt = [heads_by_layer(model, some) if some or sets is None else {} for some in given]
     chosen = sorted({layer for some in by_prompt for layer in some})
     written = {
         each.layer_idx: _written(each, [sorted(some.get(each.layer_idx, ())) for some in by_prompt], means)

@@ -73,13 +73,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     console = Console()
     arguments.device = str(device_named(arguments.device))
-    console.print(f"models run on {arguments.device}", highlight=False)
     out = Path(arguments.out)
     cache = Path(arguments.cache) if arguments.cache else out / ".cache"
     require_directory(cache)
     if processes.count() > 1 and (arguments.jobs or 1) > 1:
         raise InputError("--jobs is for one process; several that were launched together share the work: leave it out")
     builds = _builds(arguments, out)
+    console.print(f"models run on {arguments.device}", highlight=False)
     processes.meet()
     try:
         with steps(console) as step:

@@ -28,13 +28,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and write."""
     from position_papers.hope.over_training import read_steps, write_steps
     from position_papers.hope.replicates import Sampling
-    from repo_interp.console import Console, bold, plain
+    from repo_interp.console import Console, bold
     from repo_interp.models.checkpoints import device_named
     from repo_interp.progress import steps
 
     console = Console()
     arguments.device = str(device_named(arguments.device))
-    console.print(f"the saved steps of {plain(arguments.run)}, on {arguments.device}", highlight=False)
     counts = dict.fromkeys(("sequences", "repeated_sequences", "step_sequences"), arguments.sequences)
     options = {name: getattr(arguments, name) for name in ("repeats", "batch_size", "seed", "device")}
     sampling = Sampling(**counts, **options)
@@ -43,5 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         file = write_steps(arguments.run, sampling)
     measured = read_steps(arguments.run)
     assert measured is not None
-    console.print(bold(file, f"  variance by component at {measured.sizes['step']} steps"), highlight=False)
+    console.print(
+        bold(file, f"  variance by component at {measured.sizes['step']} steps, on {arguments.device}"), highlight=False
+    )
     return 0

@@ -120,10 +120,8 @@ def _train(console: Console, arguments: argparse.Namespace) -> int:
     device = None if arguments.device is None else str(device_named(arguments.device))
     runs = planned_runs(chosen((*PLAN, *AHEAD) if arguments.names else PLAN, arguments.names), device=device)
     waiting = processes.from_first(lambda: unfinished(runs))
-    console.print(
-        f"{len(runs)} training runs, {len(runs) - len(waiting)} of them finished, on {runs[0].configuration.device}",
-        highlight=False,
-    )
+    trained_on = runs[0].configuration.device
+    console.print(f"{len(runs)} training runs on {trained_on}, {len(runs) - len(waiting)} of them finished", highlight=False)
     if waiting:
         total = sum(run.configuration.steps for run in waiting)
         with steps(console, EVERY) as step:
