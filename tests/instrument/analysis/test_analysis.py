@@ -279,7 +279,7 @@ def test_a_call_walks_a_model_a_few_times_however_many_layers_it_has():
         calls = {(Path(file).name, name): of[1] for (file, _, name), of in stats}
         walked[layers] = calls["module.py", "named_modules"] / len(list(bridge.modules()))
         assert calls["changes.py", "changes"] == 1
-    assert walked[12] < 10 and walked[12] < 1.5 * walked[3], walked
+    assert walked[12] < 30 and walked[12] < 1.5 * walked[3], walked
 
 
 def test_a_store_gives_back_what_was_computed_and_nothing_of_another_question(tmp_path):
