@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, lru_cache, partial
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -130,10 +131,11 @@ class Batch:
             candidates = _candidates(prompt, scoring.targets(prompt))
             self.others[row, slice(None) if candidates is None else sorted(candidates)] = True
 
-    @property
-    def edits(self) -> int:
-        """How many edits are worth one pass."""
-        return max(1, WORTHWHILE.get(self.question.tokens.device.type, TOKENS) // self.question.tokens.numel())
+    def _together(self, edits: int) -> int:
+        """How many of so many edits are worth one pass, of passes of about equal size."""
+        worthwhile = WORTHWHILE.get(self.question.tokens.device.type, TOKENS)
+        passes = round(edits * self.question.tokens.numel() / worthwhile)
+        return max(1, min(ceil(edits / max(1, passes)), 2 * worthwhile // self.question.tokens.numel()))
 
     @cached_property
     def recording(self) -> Recording:
@@ -149,18 +151,19 @@ class Batch:
         `edited` is given the heads of each row, and returns the context in which they are edited.
         """
         recording, read = self.recording, dict[int, np.ndarray]()  # recorded before anything is edited
+        most_logits = max(1, MOST_LOGITS // int(self.model.config.vocab_size))
         firsts = [min((layer for layer, _ in heads), default=-1) for heads in sets]
         for first in sorted(set(firsts)):
             places = [place for place, layer in enumerate(firsts) if layer == first]
-            for some in (places[begin : begin + self.edits] for begin in range(0, len(places), self.edits)):
+            size = self._together(len(places))
+            for some in (places[begin : begin + size] for begin in range(0, len(places), size)):
                 if first < 0:
                     hidden = recording.last_hidden.repeat(len(some), 1, 1)
                 else:
                     with edited([sets[place] for place in some for _ in self.prompts]):
                         hidden = resumed(self.model, recording, first, len(some))
                 question = tiled(self.question, len(some))
-                size = max(1, MOST_LOGITS // int(self.model.config.vocab_size))
-                told = [self._of_targets(logits_at(self.model, hidden, part), part) for part in parts(question, size)]
+                told = [self._of_targets(logits_at(self.model, hidden, part), part) for part in parts(question, most_logits)]
                 read |= zip(some, map(self._readings, torch.cat(told, dim=-1).chunk(len(some), dim=-1)), strict=True)
         return [read[place] for place in range(len(sets))]
 
