@@ -99,10 +99,9 @@ def run(arguments: argparse.Namespace) -> int:
     scaling = _scaling(arguments.scaling, training_length(checkpoint.config))
     task = None if arguments.task == RULER else _task(arguments, checkpoint.directory)
     bridge = load(path, rope_scaling=scaling, **placed(arguments))
-    scored = _scoring(arguments, bridge, task)
-    console.print(bold(arguments.checkpoint, f": scored on {next(bridge.parameters()).device}"), highlight=False)
     for note in notes_on(bridge):
         console.print(note, style="yellow", highlight=False)
+    scored = _scoring(arguments, bridge, task)
     with (
         claimed(command.out, f"score-{stem(arguments.checkpoint)}", command.replaces) as results,
         command.same_question(console),
@@ -116,6 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
         results.write(scores)
         results.withdraw()
         published = drawn(results, scores, step, command.formats)
+    console.print(bold(arguments.checkpoint, f": scored on {next(bridge.parameters()).device}"), highlight=False)
     console.print(f"prompts from {scores.attrs['prompts_from']}", highlight=False)
     print_tables(console, scores)
     return print_results(console, results, published)
