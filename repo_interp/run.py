@@ -14,6 +14,7 @@ import os
 import platform
 import re
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,7 @@ def with_schemes(group: xr.Dataset, schemes: Sequence[str]) -> xr.Dataset:
     return group.assign_coords(scheme=("layer", [schemes[int(layer)] for layer in group.layer.values]))
 
 
+@cache
 def versions() -> dict[str, str]:
     """Versions of what computes a run, as attributes."""
     return {"python": platform.python_version()} | {name.replace("-", "_"): version(name) for name in _VERSIONED}

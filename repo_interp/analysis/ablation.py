@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import nullcontext
 from math import comb, prod
 from typing import TYPE_CHECKING
 
@@ -20,16 +19,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from repo_interp.analysis.coercion import Prompts, as_prompts, tokens
-from repo_interp.errors import InputError, warn
+from repo_interp.errors import InputError, NotFinitePrediction, warn
 from repo_interp.experiments.effects import distinct
 from repo_interp.experiments.prompt_sets import scoring_of
-from repo_interp.experiments.responses import forced_responses
+from repo_interp.experiments.readings import Batch
 from repo_interp.interventions.ablation import HeadMeans, ablate
 from repo_interp.interventions.replacing import head_pairs
 from repo_interp.models.bridge import model_of
 from repo_interp.models.capture import decode
 from repo_interp.models.outputs import attention_outputs
 from repo_interp.models.reposition import attentions, attentions_of
+from repo_interp.tasks import Prompt
 from repo_interp.values import CountOrNone, Seed, checked
 
 if TYPE_CHECKING:
@@ -79,7 +79,6 @@ def ablation_effects(
 
     pairs, given = head_pairs(heads), as_prompts(prompts, bridge)
     tokens(given, bridge)  # refuses no prompts, and tokens that the model lacks
-    model, scoring = model_of(bridge), scoring_of(given)
     sets = {"whole model": [], "ablated": pairs}
     controls, generator = checked(controls, CountOrNone, "controls"), np.random.default_rng(checked(seed, Seed, "seed"))
     others = _others(bridge, pairs) if controls else {}
@@ -94,20 +93,38 @@ def ablation_effects(
         return sorted((layer, int(head)) for layer, drawn in chosen.items() for head in drawn)
 
     sets |= {f"control {number}": drawn for number, drawn in enumerate(distinct(draw, there_are, controls))}
-    read = {}
-    for name, chosen in sets.items():
-        with ablate(bridge, chosen, means) if chosen else nullcontext():
-            responses = forced_responses(model, scoring, given, 1)
-        read[name] = np.array([np.mean(response.log_probabilities) for response in responses])
+    read = log_probabilities(bridge, [*sets.values()], given, means)
     rows = []
-    for name, values in read.items():
-        change = values - read["whole model"]
-        error = float(change.std(ddof=1) / np.sqrt(len(change))) if len(change) > 1 else float("nan")
+    for name, values in zip(sets, read, strict=True):
+        change = values - read[0]
+        error = standard_error(change)
         named = ", ".join(f"L{layer} H{head}" for layer, head in sets[name])
         rows.append(
             {"ablation": name, "heads": named, "log_probability": values.mean(), "effect": change.mean(), "standard_error": error}
         )
     return pd.DataFrame(rows)
+
+
+def log_probabilities(
+    bridge: nn.Module, sets: Sequence[list[tuple[int, int]]], prompts: Sequence[Prompt], means: HeadMeans | None = None
+) -> Float[np.ndarray, "set prompt"]:
+    """The mean log-probability of the targets of each of `prompts`, in nats, without the heads of each of `sets`; one may be empty.
+
+    Raises InputError as `ri.ablate`, and NotFinitePrediction.
+    """
+    model, scoring = model_of(bridge), scoring_of(prompts)
+    read = np.empty((len(sets), len(prompts)))
+    for number, prompt in enumerate(prompts):
+        batch = Batch(model, scoring, [prompt])
+        read[:, number] = np.array(batch.under_edits(sets, lambda of_rows: ablate(bridge, means=means, sets=of_rows)))[:, 0, 0]
+        if not np.isfinite(read[:, number]).all():
+            raise NotFinitePrediction(number)
+    return read
+
+
+def standard_error(changes: Float[np.ndarray, "prompt"]) -> float:
+    """Of their mean; NaN of one."""
+    return float(changes.std(ddof=1) / np.sqrt(len(changes))) if len(changes) > 1 else float("nan")
 
 
 def _others(bridge: nn.Module, pairs: Sequence[tuple[int, int]]) -> dict[int, tuple[int, list[int]]]:

@@ -89,14 +89,15 @@ def analyze(
         if progress is None and experiment_progress is None:
             step = shown.enter_context(steps(Console(stderr=True)))
             progress, experiment_progress = partial(step, "observing layers"), step
-        execution = Execution(batch_size, store, store_every, progress, experiment_progress, finished)
+        execution = Execution(batch_size, store, store_every, progress, experiment_progress, finished=finished)
         return carried_out(Request(bridge, prompts, measures, layers, heads, experiments, task, execution))
 
 
 def carried_out(request: Request) -> xr.DataTree:
     """The run that `request` asks for. Raises NotFinite where everything stopped."""
     bridge, execution = request.bridge, request.execution
-    notes = notes_kept(bridge, request.prompts, request.measures)
+    provenance = _provenance(request)
+    notes = notes_kept(bridge, request.prompts, request.measures, provenance.get("changed", ""))
     if (rounded := rounded_positions(bridge)) is not None:
         warn(rounded, RoundedPositions)
     gradients = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()  # which experiments may need
@@ -104,6 +105,8 @@ def carried_out(request: Request) -> xr.DataTree:
         faults = Faults()
         observed = observations(request, store, faults.stopped)
         groups, faults = from_first(lambda: _concluded(request, observed, faults))
+        if execution.measured is not None and groups and request.experiments:
+            execution.measured(make_run(groups, provenance))
         for plan in request.experiments:
             try:
                 groups |= _made_by(plan, execution, store.part(plan.experiment.name), groups)
@@ -115,7 +118,7 @@ def carried_out(request: Request) -> xr.DataTree:
     if GROUP in groups:
         groups[GROUP] = joined(groups)
     said = {"notes": "\n".join((*notes, *faults.outputs))} if notes or faults.outputs else {}
-    run = make_run(groups, _provenance(request) | said | faults.attributes)
+    run = make_run(groups, provenance | said | faults.attributes)
     if execution.finished is not None:
         execution.finished(run)
     if not faults.unconcluded:

@@ -17,7 +17,7 @@ import numpy as np
 import xarray as xr
 from torch import nn
 
-from repo_interp.analysis.ablation import ablation_effects
+from repo_interp.analysis.ablation import log_probabilities, standard_error
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
 from repo_interp.models.bridge import tokenizer_of
@@ -73,11 +73,10 @@ def explain_cell(scores: xr.DataTree, depth: float, length: int, bridge: nn.Modu
     table = xr.Dataset(means).to_dataframe(["layer", "head"]).dropna().reset_index()
     table["change"] = table["failing"] - table["passing"]
     table = table.sort_values("change", key=abs, ascending=False, ignore_index=True)
-    kept = [prompts[number] for number in passing]
-    for row in table.index[:most]:
-        pair = (int(table.loc[row, "layer"]), int(table.loc[row, "head"]))  # pyright: ignore[reportArgumentType]
-        ablated = ablation_effects(bridge, pair, kept, controls=0).iloc[1]
-        table.loc[row, ["effect", "standard_error"]] = ablated["effect"], ablated["standard_error"]
+    pairs = [(int(layer), int(head)) for layer, head in table[["layer", "head"]].to_numpy()[:most]]
+    whole, *ablated = log_probabilities(bridge, [[], *([pair] for pair in pairs)], [prompts[number] for number in passing])
+    for row, values in zip(table.index, ablated, strict=False):
+        table.loc[row, ["effect", "standard_error"]] = (values - whole).mean(), standard_error(values - whole)
     table = table.sort_values("effect", key=abs, ascending=False, kind="stable", na_position="last", ignore_index=True)
     passing_cells = sorted({cells[number] for number in passing})
     table.attrs = {"failing": len(failing), "passing": len(passing), "passing_cells": passing_cells, "span": span}

@@ -22,10 +22,16 @@ class RoundedPositions(Note):
     """Learned positions are measured in a precision that rounds them."""
 
 
-def notes_on(bridge: nn.Module, prompts: Sequence[Prompt] = (), measures: Sequence[Measure] = ()) -> tuple[str, ...]:
-    """Lines about measuring `measures` of `prompts` on a repositioned model or bridge; empty where there is nothing to say."""
+def notes_on(
+    bridge: nn.Module, prompts: Sequence[Prompt] = (), measures: Sequence[Measure] = (), changed: str | None = None
+) -> tuple[str, ...]:
+    """Lines about measuring `measures` of `prompts` on a repositioned model or bridge; empty where there is nothing to say.
+
+    `changed`: what `changes` says of the model, where that is known.
+    """
     schemes, trained, notes = layout(bridge), length_trained(bridge), []
-    if changed := changes(bridge):
+    changed = changes(bridge) if changed is None else changed
+    if changed:
         notes.append(f"the model is not as it was loaded or configured ({changed}): what is measured is what it computes now")
     rounded = rounded_positions(bridge)
     if rounded is not None:
@@ -59,11 +65,11 @@ def notes_on(bridge: nn.Module, prompts: Sequence[Prompt] = (), measures: Sequen
     return tuple(notes)
 
 
-def notes_kept(bridge: nn.Module, prompts: Sequence[Prompt] = (), measures: Sequence[Measure] = ()) -> tuple[str, ...]:
+def notes_kept(bridge: nn.Module, prompts: Sequence[Prompt], measures: Sequence[Measure], changed: str) -> tuple[str, ...]:
     """`notes_on`, and before them what was said when the checkpoint was loaded: what a run keeps as `notes`."""
     origin = loaded_from(bridge)
     remarks = (f"config.json {origin.remarks}",) if origin is not None and origin.remarks else ()
-    return (*remarks, *notes_on(bridge, prompts, measures))
+    return (*remarks, *notes_on(bridge, prompts, measures, changed))
 
 
 def rounded_positions(bridge: nn.Module) -> str | None:

@@ -56,6 +56,8 @@ class Execution:
     """Called with layers observed so far and in all."""
     experiment_progress: Callable[[str, int, int], None] | None = None
     """Called with the name of an experiment, and its points measured so far and in all."""
+    measured: Callable[[xr.DataTree], None] | None = None
+    """Takes the run of the measures alone, as soon as it is there, where experiments follow."""
     finished: Callable[[xr.DataTree], None] | None = None
     """Takes the run before what `store` keeps is thrown away."""
 
@@ -154,7 +156,7 @@ class Request:
         """Of the measures, then of the experiments."""
         return [*(measure.name for measure in self.measures), *(plan.experiment.name for plan in self.experiments)]
 
-    @property
+    @cached_property
     def size(self) -> SideBySide:
         """What goes through the model together."""
         return batch_limit(self.bridge, self.execution.batch_size)

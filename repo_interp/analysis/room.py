@@ -6,8 +6,9 @@
     statistics      = 8 * layers * heads * tokens of all prompts                 one number per token and head, such as its position
     batch "auto"    = as many prompts as have min(WORTHWHILE, SHARE * memory / (2 * bytes of a token)) tokens, with their padding
 
-Memory is that of the machine or the accelerator, divided by the processes that share it, not what happens to be free: so a command that
-is given again cuts the same batches. The factor 2 is room for measures. Knows nothing about prompts but their lengths.
+Memory is that of the machine, divided by the processes that share it, not what happens to be free: so a command that is given again cuts
+the same batches. Of an accelerator it is what is free, which others may share, and tokens are cut to a power of two, so that about as much
+memory gives the same batches. The factor 2 is room for measures. Knows nothing about prompts but their lengths.
 """
 
 from __future__ import annotations
@@ -25,16 +26,10 @@ from repo_interp import processes
 from repo_interp.errors import InputError
 from repo_interp.models.feed_forward import block_of
 from repo_interp.models.reposition import attentions, batch_limits
-from repo_interp.side_by_side import BatchSize, SideBySide
+from repo_interp.side_by_side import WORTHWHILE, BatchSize, SideBySide
 
 _BYTES_PER_TOKEN = 150
 """Of a prompt: its token as a number and as text."""
-WORTHWHILE = {"cpu": 2048, "cuda": 32_768}
-"""Tokens side by side by kind of device, beyond which a pass gets no faster per token.
-
-Measured on one thread of a processor (54 us per token with 128 side by side, 17 with 2,048 and with 16,384, of a small model; the same
-with all of them, of a large one); of CUDA it was not.
-"""
 _SHARE = 0.25
 """Of the memory, for one pass."""
 _DRAWING_BYTES = 110 * 2**20
@@ -46,9 +41,18 @@ def batch_limit(bridge: nn.Module, size: BatchSize | Literal["auto"]) -> SideByS
     if size != "auto":
         return batch_limits(bridge, size)
     device = next(bridge.parameters()).device
-    present = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else memory() / processes.beside()
-    fitting = _SHARE * present / (2 * bytes_per_token(bridge))
-    return batch_limits(bridge, SideBySide(tokens=max(1, int(min(WORTHWHILE.get(device.type, WORTHWHILE["cpu"]), fitting)))))
+    fitting = int(_SHARE * _present(device) / (2 * bytes_per_token(bridge)))
+    if device.type != "cpu":  # about as much is free the next time: it is cut alike
+        fitting = 1 << max(0, fitting.bit_length() - 1)
+    return batch_limits(bridge, SideBySide(tokens=max(1, min(WORTHWHILE.get(device.type, WORTHWHILE["cpu"]), fitting))))
+
+
+def _present(device: torch.device) -> float:
+    """Bytes that are free on an accelerator, what torch holds in reserve among them; of a processor all, by the processes that share it."""
+    if device.type == "cuda":
+        reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + reserve
+    return memory() / processes.beside()
 
 
 def bytes_per_token(bridge: nn.Module) -> int:

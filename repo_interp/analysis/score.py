@@ -151,9 +151,11 @@ def _run(bridge: nn.Module, scores: xr.Dataset, prompts: Sequence[Sequence[Promp
     described = {"long_name": "SHA-256 over the prompts", "units": "1"}
     options = {name: Path(value).name if _is_path(value) else value for name, value in scores.attrs.items()}
     scores = scores.assign(prompts_digest=("test_set", digests, described)).assign_attrs(options)
-    notes = {"notes": "\n".join(said)} if (said := notes_kept(bridge)) else {}
+    of_model = identity(bridge)
+    said = notes_kept(bridge, (), (), str(of_model.get("changed", "")))
+    notes = {"notes": "\n".join(said)} if said else {}
     known = {"prompts_from": origin, **{f"version_{name}": number for name, number in versions().items()}}
-    return make_run({"scores": scores}, {**identity(bridge), **known, **notes})
+    return make_run({"scores": scores}, {**of_model, **known, **notes})
 
 
 def _is_path(value: Any) -> bool:

@@ -149,7 +149,7 @@ def run(arguments: argparse.Namespace) -> int:
     with claimed(command.out, stem(name), command.replaces) as results:
         _announce(console, name, request)
         with command.same_question(console), steps(console) as step:
-            run = _measured(request, results, step, command.asked)
+            run = _measured(request, results, step, command.asked, console)
             if not processes.is_first():
                 return 0
             published = drawn(results, run, step, command.formats)
@@ -212,30 +212,35 @@ def _announce(console: Console, name: str, request: Request) -> None:
     from repo_interp.console import bold
 
     require_memory_for_run(request.bridge, request.lengths, request.size, request.passes)
-    for note in notes_on(request.bridge, request.prompts, request.measures):
-        console.print(note, style="yellow", highlight=False)
     many = "s" if len(request.prompts) > 1 else ""
     line = f": {len(request.prompts)} prompt{many} of up to {max(request.lengths)} tokens from {request.prompts_from}; measures "
     line += ", ".join(measure.name for measure in request.measures)
     if request.experiments:
         line += f", experiments {', '.join(plan.experiment.name for plan in request.experiments)} ({len(request.passes):,} more prompts)"
-    if (device := next(request.bridge.parameters()).device).type != "cpu":
-        line += f", on {device}"
+    line += f", on {next(request.bridge.parameters()).device}"
     if processes.count() > 1:
         line += f", in {processes.count()} processes"
     console.print(bold(name, line), highlight=False)
+    for note in notes_on(request.bridge, request.prompts, request.measures):
+        console.print(note, style="yellow", highlight=False)
 
 
-def _measured(request: Request, results: Results, step: Step, asked: str) -> xr.DataTree:
-    """The run, written to `results` with what was `asked`."""
+def _measured(request: Request, results: Results, step: Step, asked: str, console: Console) -> xr.DataTree:
+    """The run, written to `results` with what was `asked`; what its measures show is printed before the experiments begin."""
     from repo_interp.analysis.analyze import carried_out
     from repo_interp.analysis.notes import RoundedPositions
     from repo_interp.analysis.request import Execution
     from repo_interp.cli.results import ASKED, KEEP_EVERY
+    from repo_interp.cli.tables import print_findings
 
     def write(run: xr.DataTree) -> None:
         run.attrs[ASKED] = asked
         results.write(run)
+
+    def show(run: xr.DataTree) -> None:
+        console.print("The measures show:", highlight=False)
+        print_findings(console, run)
+        console.print("The experiments follow; then all that was found.", highlight=False)
 
     request.execution = Execution(
         request.execution.batch_size,
@@ -243,6 +248,7 @@ def _measured(request: Request, results: Results, step: Step, asked: str) -> xr.
         KEEP_EVERY,
         progress=lambda done, total: step("observing layers", done, total),
         experiment_progress=step,
+        measured=show,
         finished=write,
     )
     with warnings.catch_warnings():

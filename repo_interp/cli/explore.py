@@ -58,7 +58,10 @@ def run(arguments: argparse.Namespace) -> int:
     with place:
         (explored, source), token, console = _explored(arguments), kept_token(), Console()
         address = f"http://{HOST}:{place.getsockname()[1]}/{token}/"
-        console.print(bold(address, "  the explorer, for this machine alone; Ctrl-C ends it"), highlight=False, soft_wrap=True)
+        device = next(explored.bridge.parameters()).device
+        console.print(
+            bold(address, f"  the explorer, for this machine alone, on {device}; Ctrl-C ends it"), highlight=False, soft_wrap=True
+        )
         console.print(f"prompts from {source}", highlight=False)
         if not arguments.no_browser:
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()

@@ -148,7 +148,7 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device",
         default="auto",
-        help="where the model runs: cpu, cuda, cuda:1, mps (default: auto, cuda where there is one, else cpu)",
+        help="where the model runs: cpu, cuda, cuda:1, mps (default: auto: cuda where there is one, else cpu)",
     )
     parser.add_argument(
         "--dtype",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from repo_interp.progress import Step
 
 
-KEEP_EVERY = 10.0
+KEEP_EVERY = 30.0
 """Seconds between writes of finished batches to disk, from which an interrupted or killed command goes on."""
 ASKED = "asked"
 """Attribute of a run: what the command that made it was asked."""

@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.checkpoint_files.architectures import training_length
     from repo_interp.cli.results import ASKED, Command, drawn, print_results
     from repo_interp.cli.tables import print_tables
-    from repo_interp.console import Console
+    from repo_interp.console import Console, bold
     from repo_interp.models.checkpoints import identify
     from repo_interp.models.load import load
     from repo_interp.progress import steps
@@ -115,6 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
         results.write(scores)
         results.withdraw()
         published = drawn(results, scores, step, command.formats)
+    console.print(bold(arguments.checkpoint, f": scored on {next(bridge.parameters()).device}"), highlight=False)
     console.print(f"prompts from {scores.attrs['prompts_from']}", highlight=False)
     print_tables(console, scores)
     return print_results(console, results, published)

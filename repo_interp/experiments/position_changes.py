@@ -88,7 +88,7 @@ def placed(model: nn.Module, kind: str, prompts: Sequence[Prompt], numbers: Sequ
     some = [prompts[number] for number in numbers]
     longest = max(len(prompt.tokens) for prompt in some)
     tokens: list[Sequence[int]] = [range(len(prompt.tokens)) for prompt in some]
-    valid = torch.tensor([[token < len(prompt.tokens) for token in range(longest)] for prompt in some])
+    valid = torch.arange(longest) < torch.tensor([[len(prompt.tokens)] for prompt in some])
     if kind == "shifted":
         spans = [_span(prompt, strength.span) for prompt in some]
         return PlacedChange(

@@ -12,7 +12,9 @@ kept for the batch at hand, so that a change in layer l costs the layers from l 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property, lru_cache, partial
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -22,12 +24,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from repo_interp.experiments.attribution import attributed
+from repo_interp.experiments.experiment import TOKENS
 from repo_interp.experiments.position_changes import Strength, placed
-from repo_interp.experiments.responses import Question, logits_at, padded, target_logits, to_question
+from repo_interp.experiments.responses import MOST_LOGITS, Question, logits_at, padded, parts, target_logits, tiled, to_question
 from repo_interp.interventions.replacing import replaced
 from repo_interp.models.reposition import batch_limits
 from repo_interp.models.resuming import Recording, recorded, resumed
-from repo_interp.side_by_side import batches
+from repo_interp.side_by_side import WORTHWHILE, batches
 from repo_interp.store import Progress, Store
 from repo_interp.tasks import Prompt, Response
 from repo_interp.tasks.task import Scoring
@@ -108,13 +111,13 @@ class Measurement:
     @torch.no_grad()
     def _read(self, batch_of: Callable[[int], Batch], number: int, kind: str, sets: Sequence[Heads]) -> dict[str, Any]:
         batch, numbers = batch_of(number), self.batches[number]
-        change, recording = placed(self.model, kind, self.prompts, numbers, self.strength), batch.recording
-        readings = []
-        for heads in sets:
-            with replaced(self.model, change.change, heads, tokens=change.tokens):
-                hidden = resumed(self.model, recording, min(layer for layer, _ in heads))
-            readings.append(batch.readings(logits_at(self.model, hidden, batch.question)).tolist())
-        return {"readings": readings}
+        placed_for = lru_cache(2)(lambda copies: placed(self.model, kind, self.prompts, numbers * copies, self.strength))
+
+        def changed(of_rows: list[Heads]) -> AbstractContextManager:
+            change = placed_for(len(of_rows) // len(numbers))
+            return replaced(self.model, change.change, tokens=change.tokens, sets=of_rows)
+
+        return {"readings": [readings.tolist() for readings in batch.under_edits(sets, changed)]}
 
 
 class Batch:
@@ -128,28 +131,70 @@ class Batch:
             candidates = _candidates(prompt, scoring.targets(prompt))
             self.others[row, slice(None) if candidates is None else sorted(candidates)] = True
 
+    def _together(self, edits: int) -> int:
+        """How many of so many edits are worth one pass, of passes of about equal size."""
+        worthwhile = WORTHWHILE.get(self.question.tokens.device.type, TOKENS)
+        passes = round(edits * self.question.tokens.numel() / worthwhile)
+        return max(1, min(ceil(edits / max(1, passes)), 2 * worthwhile // self.question.tokens.numel()))
+
     @cached_property
     def recording(self) -> Recording:
         """The undisturbed pass."""
         return recorded(self.model, self.question.tokens)
 
+    @torch.no_grad()
+    def under_edits(
+        self, sets: Sequence[Heads], edited: Callable[[list[Heads]], AbstractContextManager]
+    ) -> list[Float[np.ndarray, "reading prompt"]]:
+        """Readings under an edit of each of `sets`, none where a set is empty; many are rows of one pass.
+
+        `edited` is given the heads of each row, and returns the context in which they are edited.
+        """
+        recording, read = self.recording, dict[int, np.ndarray]()  # recorded before anything is edited
+        most_logits = max(1, MOST_LOGITS // int(self.model.config.vocab_size))
+        firsts = [min((layer for layer, _ in heads), default=-1) for heads in sets]
+        for first in sorted(set(firsts)):
+            places = [place for place, layer in enumerate(firsts) if layer == first]
+            size = self._together(len(places))
+            for some in (places[begin : begin + size] for begin in range(0, len(places), size)):
+                if first < 0:
+                    hidden = recording.last_hidden.repeat(len(some), 1, 1)
+                else:
+                    with edited([sets[place] for place in some for _ in self.prompts]):
+                        hidden = resumed(self.model, recording, first, len(some))
+                question = tiled(self.question, len(some))
+                told = [self._of_targets(logits_at(self.model, hidden, part), part) for part in parts(question, most_logits)]
+                read |= zip(some, map(self._readings, torch.cat(told, dim=-1).chunk(len(some), dim=-1)), strict=True)
+        return [read[place] for place in range(len(sets))]
+
     def logit_difference(self, logits: Float[Tensor, "target token_id"]) -> Float[Tensor, "prompt"]:
         """The answer's logit less that of the strongest other candidate, mean over the targets of each prompt."""
-        answer = self.question.targets[:, None]
-        rivals = logits.masked_fill(~self.others[self.question.rows], -torch.inf).scatter(-1, answer, -torch.inf).amax(-1)
-        return self._mean(logits.gather(-1, answer)[:, 0] - rivals)
+        return self._mean(self._differences(logits, self.question))
 
     def readings(self, logits: Float[Tensor, "target token_id"]) -> Float[np.ndarray, "reading prompt"]:
         """The log-probability of the answer, its logit difference, and the task's score."""
+        return self._readings(self._of_targets(logits, self.question))
+
+    def _differences(self, logits: Float[Tensor, "target token_id"], question: Question) -> Float[Tensor, "target"]:
+        answer, others = question.targets[:, None], self.others[question.rows % len(self.prompts)]
+        rivals = logits.masked_fill(~others, -torch.inf).scatter(-1, answer, -torch.inf).amax(-1)
+        return logits.gather(-1, answer)[:, 0] - rivals
+
+    def _of_targets(self, logits: Float[Tensor, "target token_id"], question: Question) -> Float[Tensor, "3 target"]:
+        """The log-probability of each target of `question`, its logit difference, and the likeliest token in its place."""
         log_probabilities = logits.double().log_softmax(-1)
-        reference = log_probabilities.gather(-1, self.question.targets[:, None])[:, 0]
-        likeliest, own, rows = log_probabilities.argmax(-1), reference.tolist(), self.question.rows
+        reference = log_probabilities.gather(-1, question.targets[:, None])[:, 0]
+        return torch.stack([reference, self._differences(logits, question), log_probabilities.argmax(-1)])
+
+    def _readings(self, of_targets: Float[Tensor, "3 target"]) -> Float[np.ndarray, "reading prompt"]:
+        reference, differences, likeliest = of_targets
+        own, said, rows = reference.tolist(), [int(token) for token in likeliest.tolist()], self.question.rows.tolist()
         responses = []
         for row in range(len(self.prompts)):
-            places = (rows == row).nonzero()[:, 0].tolist()
-            responses.append(Response(tuple(likeliest[places].tolist()), tuple(own[place] for place in places)))
+            places = [place for place, its_row in enumerate(rows) if its_row == row]
+            responses.append(Response(tuple(said[place] for place in places), tuple(own[place] for place in places)))
         score = np.asarray(self.scoring.score(responses, self.prompts), dtype=np.float64)
-        return np.stack([self._mean(reference).cpu().numpy(), self.logit_difference(logits).double().cpu().numpy(), score])
+        return np.stack([self._mean(reference).cpu().numpy(), self._mean(differences).cpu().numpy(), score])
 
     def _mean(self, values: Float[Tensor, "target"]) -> Float[Tensor, "prompt"]:
         total = torch.zeros(len(self.prompts), dtype=values.dtype, device=values.device).index_add(0, self.question.rows, values)

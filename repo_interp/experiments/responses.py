@@ -28,7 +28,7 @@ from repo_interp.side_by_side import BatchSize, batches, restored
 from repo_interp.tasks import Batch, Prompt, Response, Task
 from repo_interp.tasks.task import Scoring
 
-_MOST_LOGITS = 1 << 24
+MOST_LOGITS = 1 << 24
 """Made at a time: a third of a GB with their log-probabilities. Text models have as many for a few hundred targets."""
 
 
@@ -50,6 +50,16 @@ def to_question(batch: Batch, device: torch.device | str = "cpu") -> Question:
     tokens = torch.from_numpy(np.ascontiguousarray(batch.tokens, dtype=np.int64))
     rows, places = torch.from_numpy(np.ascontiguousarray(batch.targets)).nonzero(as_tuple=True)
     return Question(*(part.to(device) for part in (tokens, rows, places - 1, tokens[rows, places])))
+
+
+def tiled(question: Question, copies: int) -> Question:
+    """`question` asked of all sequences `copies` times, one after the other."""
+    rows = [question.rows + copy * len(question.tokens) for copy in range(copies)]
+    return Question(
+        question.tokens.repeat(copies, 1),
+        torch.cat(rows),
+        *(part.repeat(copies) for part in (question.columns, question.targets)),
+    )
 
 
 def target_logits(model: PreTrainedModel, question: Question) -> Float[Tensor, "target token_id"]:
@@ -76,7 +86,7 @@ def forced_responses(
         with at_rest(model), padded_on_the_right([len(prompts[number].tokens) for number in chosen]):
             hidden = decoder_of(model)(question.tokens, use_cache=False).last_hidden_state
         reference, likeliest = [], []
-        for part in _parts(question, max(1, _MOST_LOGITS // int(model.config.vocab_size))):
+        for part in parts(question, max(1, MOST_LOGITS // int(model.config.vocab_size))):
             logits = logits_at(model, hidden, part)
             _require_finite(logits, [chosen[row] for row in part.rows.tolist()])
             log_probabilities = logits.double().log_softmax(-1)
@@ -88,7 +98,7 @@ def forced_responses(
     return restored(cut, responses)
 
 
-def _parts(question: Question, size: int) -> Iterator[Question]:
+def parts(question: Question, size: int) -> Iterator[Question]:
     """The same sequences with `size` of the targets at a time."""
     targets = zip(*(part.split(size) for part in (question.rows, question.columns, question.targets)), strict=True)
     return (Question(question.tokens, *part) for part in targets)

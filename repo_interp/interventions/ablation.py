@@ -27,17 +27,27 @@ HeadMeans = Mapping[int, Float[Tensor, "head d_head"]]
 
 @contextmanager
 def ablate(
-    model: nn.Module, heads: Sequence[tuple[int, int]] | tuple[int, int], means: HeadMeans | None = None
+    model: nn.Module,
+    heads: Sequence[tuple[int, int]] | tuple[int, int] = (),
+    means: HeadMeans | None = None,
+    *,
+    sets: Sequence[Sequence[tuple[int, int]]] | None = None,
 ) -> Iterator[None]:
     """While the context lasts, `heads`, (layer, head) pairs, write nothing (zero), or what `means` says, as `ri.head_means` gives it.
 
         with ri.ablate(bridge, [(0, 1), (2, 3)]):
             logits, cache = bridge.run_with_cache(tokens)
 
-    Takes repositioned models and bridges. Raises InputError for heads that the model lacks, and for means of other shapes.
+    `sets`: in place of `heads`, those of each prompt of the batch. Takes repositioned models and bridges. Raises InputError for heads
+    that the model lacks, and for means of other shapes.
     """
-    chosen = heads_by_layer(model, heads)
-    written = {each.layer_idx: _written(each, sorted(chosen[each.layer_idx]), means) for each in attentions_of(model, chosen)}
+    given = [heads] if sets is None else sets
+    by_prompt = [heads_by_layer(model, some) if some or sets is None else {} for some in given]
+    chosen = sorted({layer for some in by_prompt for layer in some})
+    written = {
+        each.layer_idx: _written(each, [sorted(some.get(each.layer_idx, ())) for some in by_prompt], means)
+        for each in attentions_of(model, chosen)
+    }
 
     def put(attention: RepositionedAttention, attended: Tensor) -> Tensor:
         mask, value = written[attention.layer_idx]
@@ -52,11 +62,10 @@ def ablate(
         yield
 
 
-def _written(attention: RepositionedAttention, heads: list[int], means: HeadMeans | None) -> tuple[Tensor, Tensor]:
-    """Which heads of a layer are chosen [head, 1], and what they write."""
-    count, layer = attention.heads, attention.layer_idx
-    mask = torch.zeros(count, 1, dtype=torch.bool)
-    mask[heads] = True
+def _written(attention: RepositionedAttention, by_prompt: list[list[int]], means: HeadMeans | None) -> tuple[Tensor, Tensor]:
+    """Which heads of a layer are chosen [prompt, 1, head, 1], and what they write."""
+    count, layer, heads = attention.heads, attention.layer_idx, sorted({head for some in by_prompt for head in some})
+    mask = torch.tensor([[[[head in some] for head in range(count)]] for some in by_prompt])
     if means is None:
         return mask, torch.zeros(())
     value = means.get(layer) if isinstance(means, Mapping) else None

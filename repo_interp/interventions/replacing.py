@@ -14,7 +14,7 @@ Knows nothing about what a change does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,10 +26,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from repo_interp.errors import InputError, one_line, warn
-from repo_interp.models.attention import RepositionedAttention, attached
+from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.lasting import lasting
 from repo_interp.models.padding import valid_tokens
-from repo_interp.models.reposition import attentions, attentions_of, decoder_of
+from repo_interp.models.reposition import attentions, attentions_if_any, attentions_of, decoder_of
 from repo_interp.models.tables import change_index, table_of
 from repo_interp.positions.logits import exact
 from repo_interp.positions.rotary import expand_heads
@@ -75,6 +75,7 @@ def replaced(
     tokens: Tokens = None,
     rows: int = 1,
     prompts: int = 1,
+    sets: Sequence[Sequence[tuple[int, int]]] | None = None,
 ) -> Iterator[None]:
     """While the context lasts, `change(positions, here)` replaces the positions of the chosen heads and tokens.
 
@@ -83,7 +84,8 @@ def replaced(
 
     `heads` are (layer, head) pairs, or `layer` says one or several layers; neither: all heads of every layer that assigns positions.
     `rows`: rows of positions that the change needs at least (1, the key-value heads, or the heads). `prompts`: how many prompts it has
-    values of, one by one; 1: the same for all, or made of what is there. Contexts nest: the inner one is given what the outer one left.
+    values of, one by one; 1: the same for all, or made of what is there. `sets`: in place of `heads`, the (layer, head) pairs of each
+    prompt of the batch, so that one pass carries out many edits. Contexts nest: the inner one is given what the outer one left.
     Where positions are learned vectors at the model's input, `change` is given the index of every token, and what it returns is rounded.
     Measures, caches and hooks on `hook_positions` that are attached inside see what was put. Hooks are gone when the context ends, also by
     an error. Raises InputError for layers and heads that the model lacks, for layers without positions to replace - by name -, for invalid
@@ -92,6 +94,8 @@ def replaced(
     """
     if not callable(change):
         raise InputError(f"a change is a function of positions and of where they are; got {one_line(repr(change), 80)}")
+    if sets is not None:
+        heads, prompts = [head for some in sets for head in some], len(sets)
     named = _Named(None if tokens is None else token_table(tokens), prompts)
     learned = None if any(each.uses_positions for each in attentions(model)) else table_of(decoder_of(model))
     chosen = _chosen_heads(model, heads, layer) if learned is None or heads is not None or layer is not None else {}
@@ -101,7 +105,9 @@ def replaced(
         for attention in attentions_of(model, chosen):
             attention.interventions.append(named)
             undo.callback(attention.interventions.remove, named)
-            put = partial(_changed_positions, attention, chosen[attention.layer_idx], change, named, rows)
+            layer_idx = attention.layer_idx
+            of_prompts = [frozenset(head for at, head in some if at == layer_idx) for some in sets or ()]
+            put = partial(_changed_positions, attention, chosen[layer_idx], of_prompts, change, named, rows)
             undo.callback(attention.sites.call("positions", put))
         yield
     missed = named.beyond(named.longest) if named.longest else []
@@ -119,8 +125,7 @@ def require_named_tokens(model: nn.Module, count: int, lengths: Sequence[int], g
     Also where it is of prompts one by one, and `count` others are measured together, or prompts of several lengths, which pass the model in
     another order than they were given in.
     """
-    layers = [layer for module in model.modules() if (layer := attached(module)) is not None]  # none in a stock decoder
-    under_way = [named for layer in layers for named in layer.interventions if isinstance(named, _Named)]
+    under_way = [named for layer in attentions_if_any(model) for named in layer.interventions if isinstance(named, _Named)]
     for named in under_way if lengths else ():
         if missed := named.beyond(max(lengths)):
             raise InputError(
@@ -210,22 +215,31 @@ class _Named:
 def _changed_positions(
     attention: RepositionedAttention,
     chosen: frozenset[int],
+    of_prompts: Sequence[frozenset[int]],
     change: Change,
     named: _Named,
     least: int,
     positions: Float[Tensor, "prompt row token"],
 ) -> Float[Tensor, "prompt row token"]:
-    """Positions of a layer with those of the `chosen` heads replaced; `least`: rows that there are to be at least."""
+    """Positions of a layer with those of the `chosen` heads replaced; `of_prompts`: those of each prompt, else all in all of them;
+    `least`: rows that there are to be at least.
+    """
     now, heads = attention.running, attention.heads
     index = now.index.expand(len(now.hidden_states), -1)
-    rows = _rows(positions.shape[1], attention.kv_heads, heads, chosen, least)
+    rows = _rows(positions.shape[1], attention.kv_heads, heads, {chosen, *of_prompts}, least)
     positions = expand_heads(exact(positions), rows).expand(len(index), -1, -1)
     firsts = [row * (heads // rows) for row in range(rows)]
     selected = [row for row, first in enumerate(firsts) if first in chosen]
     valid, tokens = valid_tokens(now.hidden_states, now.attention_mask, now.start), named.chosen(index)
     tokens = valid if tokens is None else tokens if valid is None else tokens & valid
     here = Here(attention.layer_idx, tuple(firsts[row] for row in selected), index, now.start, tokens)
-    new = changed_rows(positions[:, selected], change, here)
+    own = positions[:, selected]
+    new = changed_rows(own, change, here)
+    if of_prompts:
+        if len(of_prompts) != len(index):
+            raise InputError(f"heads of {len(of_prompts)} prompts were named, but {len(index)} prompts came; name those of each")
+        edited = torch.tensor([[head in some for head in here.heads] for some in of_prompts], device=new.device)
+        new = torch.where(edited[:, :, None], new, own)
     if len(selected) == rows:
         return new
     parts = dict(zip(selected, new.unbind(1), strict=True))
@@ -240,11 +254,11 @@ def _changed_index(change: Change, named: _Named, index: Int[Tensor, "any token"
     return changed_rows(index[:, None].to(torch.float32), change, here)[:, 0]
 
 
-def _rows(present: int, kv_heads: int, heads: int, chosen: frozenset[int], least: int) -> int:
-    """The fewest rows that keep the chosen heads apart from the others, and are at least those present and `least`."""
+def _rows(present: int, kv_heads: int, heads: int, apart: Collection[frozenset[int]], least: int) -> int:
+    """The fewest rows that keep the heads of each set `apart` from the others, and are at least those present and `least`."""
     for rows in sorted({present, kv_heads, heads}):
         group = heads // rows
-        together = [len(chosen.intersection(range(row * group, (row + 1) * group))) for row in range(rows)]
+        together = [len(some.intersection(range(row * group, (row + 1) * group))) for some in apart for row in range(rows)]
         if rows >= max(present, least) and all(count in (0, group) for count in together):
             return rows
     raise InputError(f"a change needs {least} rows of positions, but this model has {heads} heads; give it fewer")
@@ -317,11 +331,12 @@ def token_table(tokens: Any) -> Bool[Tensor, "prompt token"]:
     """Which tokens are named: one row for all prompts, or one for each, as long as the last named token needs it."""
     if not isinstance(tokens, Iterable):
         raise InputError(f"tokens are indices from 0, for all prompts or a sequence for each; got {tokens!r}")
-    named = [each.tolist() if isinstance(each, Tensor) else each for each in tokens]
-    by_prompt: list[list[Any]] = (
-        [list(each) for each in named] if named and all(hasattr(each, "__len__") for each in named) else [named]
-    )
-    indices: list[Any] = [token for each in by_prompt for token in each]
+    named = [tokens] if isinstance(tokens, range) else [each.tolist() if isinstance(each, Tensor) else each for each in tokens]
+    by_prompt: list[Any] = list(named) if named and all(hasattr(each, "__len__") for each in named) else [named]
+    # A range holds whole numbers: its ends say all.
+    indices: list[Any] = [
+        token for each in by_prompt for token in ((each[0], each[-1]) if isinstance(each, range) and each else each)
+    ]
     if any(isinstance(token, bool | np.bool_) for token in indices):
         raise InputError(
             "tokens are indices from 0, and a mask was given; give mask.nonzero()[:, 0], or a sequence for each prompt"
@@ -332,5 +347,5 @@ def token_table(tokens: Any) -> Bool[Tensor, "prompt token"]:
         raise InputError(f"token {max(indices)} was named; no prompt has more than {MOST_TOKENS:,}")
     table = torch.zeros(len(by_prompt), max(indices) + 1, dtype=torch.bool)
     for row, each in enumerate(by_prompt):
-        table[row, [int(token) for token in each]] = True
+        table[row, [*map(int, each)]] = True
     return table

@@ -1,12 +1,13 @@
 """What of a model is no longer as it was loaded: edited weights, attached hooks, exchanged rotations.
 
-    from loading or bridging on    CRC-32 of every weight (on an accelerator of the sums of its bits over each axis), and of every layer's
-                                   rotation; the number that the next hook will have
+    from loading or bridging on    of every weight where it lies, its version, the sum of its bits, and their CRC-32 (on an accelerator that
+                                   of their sums over each axis); of every layer's rotation the CRC-32; the number of the next hook
     later                          what differs, by name: a run says so, since the digest of a checkpoint's files would not
     ever                           layers that rotate otherwise than their configuration says, which digests of weights do not tell either
 
-Both run at the speed of memory and tell an edit, whatever made it, also of rows or columns that changed places; they are no protection
-against somebody who wants to deceive.
+PyTorch counts edits of a weight as its version, but not those through `.data` and numpy; so a weight that lies where it lay, with its
+version and its sum, is unchanged, and only of others the CRC-32 is taken again. All run at the speed of memory. They tell an edit, also of
+rows or columns that changed places, unless they did so through `.data`; they are no protection against somebody who wants to deceive.
 Weights that are offloaded (on "meta") are not looked at. Knows nothing about what a change is for.
 """
 
@@ -40,7 +41,24 @@ def unchanged_computation(model: nn.Module) -> None:
 
 def unchanged_weights(model: nn.Module) -> None:
     """Remember on a model or bridge the weights that it has now: others, later, are a change."""
-    object.__setattr__(model, _WEIGHTS, _checksums(model))
+    weights = _weights(model)
+    object.__setattr__(model, _WEIGHTS, (states(weights), _fingerprints(weights)))
+
+
+def states(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, int, int]]:
+    """Where each tensor lies, its version, and the sum of its bits: equal while nothing was written to it."""
+    sums = dict[torch.device, dict[str, Tensor]]()
+    for name, tensor in tensors.items():
+        whole = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        widest = next(size for size in (8, 4, 2, 1) if len(whole) % size == whole.storage_offset() % size == 0)
+        sums.setdefault(tensor.device, {})[name] = whole.view(_WHOLE[widest]).sum(dtype=torch.int64)
+    added = {
+        name: total for some in sums.values() for name, total in zip(some, torch.stack([*some.values()]).tolist(), strict=True)
+    }
+    return {
+        name: (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version, added[name])
+        for name, tensor in tensors.items()
+    }
 
 
 def changes(model: nn.Module) -> str:
@@ -51,16 +69,22 @@ def changes(model: nn.Module) -> str:
         "another rotation than the configuration's in": [f"layer {each.layer_idx}" for each in rotating if each.rotation.differs]
     }
     if _WEIGHTS in remembered:
-        found["other weights in"] = _differing(remembered[_WEIGHTS], _checksums(model))
+        (before, checksums), weights = remembered[_WEIGHTS], _weights(model)
+        now = states(weights)
+        moved = [name for name, state in now.items() if before.get(name) != state]
+        again = _fingerprints({name: weights[name] for name in moved})
+        same = {name: checksums.get(name) for name in now}
+        found["other weights in"] = _differing(checksums, same | again)
     if _ROTATIONS in remembered:
         found["other rotation in"] = _differing(remembered[_ROTATIONS], _rotations(model))
-        parts = {module: _short(name) for name, module in _original(model).named_modules()}
+        parts = {module: name for name, module in _original(model).named_modules()}
         for each in attentions(model):  # of hook sites, those that are no part of a bridge
             parts = {site: f"layers.{each.layer_idx}.self_attn.{name}" for name, site in vars(each.sites).items()} | parts
         found["hooks at"] = [
-            name
+            _short(name)
             for module, name in parts.items()
-            if any(
+            if (module._forward_hooks or module._forward_pre_hooks)
+            and any(
                 number >= remembered[_HOOKS] and not _is_of_a_library(hook)
                 for number, hook in (*module._forward_hooks.items(), *module._forward_pre_hooks.items())
             )
@@ -68,14 +92,9 @@ def changes(model: nn.Module) -> str:
     return "; ".join(f"{what} {_listed(names)}" for what, names in found.items() if names)
 
 
-def _checksums(model: nn.Module) -> dict[str, int]:
-    return _fingerprints(
-        {
-            _short(name): parameter.detach()
-            for name, parameter in _original(model).named_parameters()
-            if parameter.device.type != "meta"
-        }
-    )
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    named = _original(model).named_parameters()
+    return {_short(name): parameter.detach() for name, parameter in named if parameter.device.type != "meta"}
 
 
 def _fingerprints(tensors: Mapping[str, Tensor]) -> dict[str, int]:

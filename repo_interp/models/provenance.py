@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -15,11 +16,13 @@ from torch import nn
 from repo_interp.checkpoint_files.architectures import training_length
 from repo_interp.checkpoint_files.stated import Checkpoint, digested
 from repo_interp.checkpoint_files.stored import digest_of, weight_files
-from repo_interp.models.changes import changes, unchanged_weights
-from repo_interp.models.reposition import assigner_parameters, attentions, layout
+from repo_interp.models.changes import changes, states, unchanged_weights
+from repo_interp.models.reposition import attentions, layout
 from repo_interp.models.wrapped import unwrapped
 from repo_interp.shipped import training_record
 
+_DIGESTS: WeakKeyDictionary[nn.Module, tuple[dict[str, Any], str]] = WeakKeyDictionary()
+"""Of models that came from no checkpoint: the state of their weights, and its digest."""
 TRAINED = "training.toml"
 """The file that `repo-interp train` writes into the directory of the weights."""
 
@@ -79,7 +82,9 @@ def length_trained(model: nn.Module) -> int:
 
 def positions_dtype(model: nn.Module) -> torch.dtype:
     """The precision of a model's learned positions; its own where it learns none."""
-    return next(iter(assigner_parameters(model).values()), next(model.parameters())).dtype
+    assigners = (attention.assigner for attention in attentions(model))
+    learned = (parameter for assigner in assigners if assigner is not None for parameter in assigner.parameters())
+    return next(learned, next(model.parameters())).dtype
 
 
 def identity(model: nn.Module) -> dict[str, str | int]:
@@ -108,11 +113,19 @@ def checkpoint_digest(directory: Path) -> str:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """SHA-256 over names and values of a model's parameters, in hexadecimal: for models that came from no checkpoint."""
-    running = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
+    """SHA-256 over names and values of a model's parameters, in hexadecimal: for models that came from no checkpoint.
+
+    It is kept beside the model while nothing is written to a parameter.
+    """
+    named, running = dict(model.named_parameters()), hashlib.sha256()
+    state = states({name: parameter for name, parameter in named.items() if not parameter.is_meta})
+    known, digest = _DIGESTS.get(model, ({}, ""))
+    if known == state:
+        return digest
+    for name, parameter in sorted(named.items()):
         running.update(name.encode())
         running.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    _DIGESTS[model] = state, running.hexdigest()
     return running.hexdigest()
 
 

@@ -152,7 +152,7 @@ def batch_limits(model: nn.Module, size: BatchSize) -> SideBySide:
 
 def length_matters(model: nn.Module) -> bool:
     """Whether frequencies depend on the length of a pass, which is that of its longest prompt (dynamic NTK, longrope)."""
-    return any(map(depends_on_length, rotaries(decoder_of(model))))
+    return any(map(depends_on_length, _kept(decoder_of(model), "rotaries", lambda decoder: list(rotaries(decoder)))))
 
 
 def _schemes(model: PreTrainedModel, layout: str) -> tuple[str, ...]:
@@ -177,15 +177,19 @@ def initialise(scheme: nn.Module, deviation: float) -> None:
 def attentions(model: nn.Module) -> Iterator[RepositionedAttention]:
     """The attention modules of a repositioned model - or of the bridge around it - from the first layer to the last."""
     require_model(model)
-    owner = owner_of(model)
-    found = [attached(module) for module in _kept(owner, "attentions", _attending)]
-    modules = {attention.layer_idx: attention for attention in found if attention is not None}
-    if not modules:
+    found = attentions_if_any(model)
+    if not found:
         raise InputError(
             "this model was never repositioned; call repo_interp.reposition(model, layout) or load it with repo_interp.load"
         )
-    for layer in sorted(modules):
-        yield modules[layer]
+    yield from found
+
+
+def attentions_if_any(model: nn.Module) -> list[RepositionedAttention]:
+    """The same, none of a stock decoder."""
+    found = [attached(module) for module in _kept(owner_of(model), "attentions", _attending)]
+    modules = {attention.layer_idx: attention for attention in found if attention is not None}
+    return [modules[layer] for layer in sorted(modules)]
 
 
 def _attending(owner: nn.Module) -> list[nn.Module]:

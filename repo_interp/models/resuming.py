@@ -48,20 +48,24 @@ def recorded(model: nn.Module, tokens: Int[Tensor, "prompt token"]) -> Recording
 
 
 @torch.no_grad()
-def resumed(model: nn.Module, recording: Recording, first_layer: int) -> Float[Tensor, "prompt token d_model"]:
-    """The decoder's last hidden states when layers from `first_layer` on run on what entered it in `recording`."""
-    decoder = decoder_of(model)
+def resumed(
+    model: nn.Module, recording: Recording, first_layer: int, copies: int = 1
+) -> Float[Tensor, "copy_and_prompt token d_model"]:
+    """The decoder's last hidden states when layers from `first_layer` on run on what entered it in `recording`, `copies` times side by
+    side: all prompts, then all again.
+    """
+    decoder, entering = decoder_of(model), recording.residuals[first_layer].repeat(copies, 1, 1)
 
     def enter(layer: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         keywords.pop("hidden_states", None)
-        return (recording.residuals[first_layer], *arguments[1:]), keywords
+        return (entering, *arguments[1:]), keywords
 
     with at_rest(model), ExitStack() as undo:
         for layer in blocks(model)[:first_layer]:
             object.__setattr__(layer, "forward", _hand_on)  # a bridge's own __setattr__ would give it to the layer inside
             undo.callback(object.__delattr__, layer, "forward")
         undo.callback(blocks(model)[first_layer].register_forward_pre_hook(enter, with_kwargs=True, prepend=True).remove)
-        return decoder(input_ids=recording.tokens, use_cache=False).last_hidden_state
+        return decoder(input_ids=recording.tokens.repeat(copies, 1), use_cache=False).last_hidden_state
 
 
 def _hand_on(hidden_states: Tensor, *arguments: Any, **keywords: Any) -> Tensor:

@@ -270,10 +270,22 @@ def rendered(figure: Figure, formats: Sequence[str] = FORMATS, **options: Any) -
     contents = {}
     with style(), _laid_out(figure):
         for name in formats:
-            buffer = io.BytesIO()
-            Figure.savefig(figure, buffer, format=name, metadata=dict(_METADATA[name]), **options)
-            contents[name] = with_palette(buffer.getvalue()) if name == "png" else buffer.getvalue()
+            contents[name] = _written(figure, name, **options) if name != "png" else _small_png(figure, **options)
     return contents
+
+
+def _written(figure: Figure, name: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    Figure.savefig(figure, buffer, format=name, metadata=dict(_METADATA[name]), **options)
+    return buffer.getvalue()
+
+
+def _small_png(figure: Figure, **options: Any) -> bytes:
+    """`figure` as `with_palette` has it."""
+    # Compressed once, at the end: compressing takes longer than drawing.
+    quick = _written(figure, "png", **options, pil_kwargs={"compress_level": 0})
+    small = with_palette(quick)
+    return small if small is not quick else _written(figure, "png", **options)
 
 
 def with_palette(png: bytes) -> bytes:
@@ -319,8 +331,9 @@ def _palette(colours: np.ndarray, count: np.ndarray) -> tuple[list[int], np.ndar
 def _laid_out(figure: Figure) -> Iterator[None]:
     """Lay `figure` out once, and not again for each format - at whose resolution texts measure a little differently."""
     _make_legible(figure)
-    figure.draw_without_rendering()
     layout = figure.get_layout_engine()
+    if layout is not None:
+        layout.execute(figure)
     figure.set_layout_engine(None)  # with "none", a placeholder, matplotlib would draw everything once more before each format
     try:
         yield

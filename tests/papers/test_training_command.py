@@ -47,7 +47,7 @@ def test_it_says_what_it_trains_and_leaves_a_checkpoint_with_all_that_made_it(so
     assert left == checkpoint | {"log.jsonl", "scores.json", "steps", "training.toml"}
     assert [step.name for step in sorted((folder.directory / "steps").iterdir())] == ["000003", "000006"]
     said = " ".join(capsys.readouterr().out.split())
-    assert "6 steps of 4 sequences" in said and "for positions; on cpu" in said and "exact match, 4 prompts each" in said
+    assert "6 steps of 4 sequences, seed 0, on cpu" in said and "for positions" in said and "exact match, 4 prompts each" in said
 
 
 def test_its_record_trains_the_same_bytes_again(somewhere):
@@ -169,3 +169,15 @@ def test_prompts_beyond_a_learned_table_are_left_out_and_said(somewhere):
     assert means["64"] is not None and means["128"] is None
     result = task_scores(load_model("learned"), make_task("niah", **size), count=4)
     assert result["test_set"].values.tolist() == ["64"] and result.attrs["left_out"] == ["128"]
+
+
+def test_a_run_goes_on_on_another_device(somewhere):
+    train(*TINY, "--steps", "6", "--out", "other")
+    text = (somewhere / "other" / "training.toml").read_text().replace('device = "cpu"', 'device = "cuda"')
+    TrainingFolder(somewhere / "run").begin(text)
+    assert train("--resume", "--out", "run", "--device", "cpu") == 0
+    weights = [(somewhere / name / "model.safetensors").read_bytes() for name in ("other", "run")]
+    assert weights[0] == weights[1]
+    TrainingFolder(somewhere / "again").begin(text)
+    with pytest.raises(InputError, match="was begun with another steps"):
+        train("--resume", "--out", "again", "--device", "cpu", "--steps", "7")

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from position_papers import PAPERS, paper
+from position_papers.commands import zoo as zoo_command
 from position_papers.training.configuration import TrainingConfiguration, to_toml
 from position_papers.training.folder import TrainingFolder
 from position_papers.training.plan import AHEAD, PLAN, Planned, chosen, planned_runs
@@ -166,3 +167,16 @@ def test_the_command_says_how_far_training_is(tmp_path, monkeypatch, capsys):
     rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("reversal/")}
     assert rows["reversal/rope"][1:3] == ["0/3", "500/7,500"] and " ".join(rows["reversal/rope"][-2:]) == "14 min"
     assert rows["reversal/nope"][1:] == ["0/3", "0/7,500", "-", "?"]
+
+
+def test_the_zoo_is_trained_on_the_device_that_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    tiny = (Planned("reversal/tiny", "rope", fields=TINY | SMALL_TASK | {"device": "cuda"}),)
+    monkeypatch.setattr(zoo_command, "PLAN", tiny)
+    assert cli.main(["zoo", "train", "--device", "moon"]) == 2
+    assert "device 'moon' is not available here" in capsys.readouterr().err
+    (run,) = planned_runs(tiny)
+    TrainingFolder(run.directory).begin(to_toml(run.configuration))  # on another device than it goes on on
+    assert cli.main(["zoo", "train", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.startswith("1 training runs on cpu, 0 of them finished\n")
+    assert TrainingFolder(run.directory).is_finished and unfinished(planned_runs(tiny)) == []

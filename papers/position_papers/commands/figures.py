@@ -56,7 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--jobs", type=count, metavar="N", help=jobs)
     parser.add_argument("--seed", type=seed, default=0, help="seed of what is random (default: 0)")
-    parser.add_argument("--device", default="cpu", help="where the models run: cpu, cuda, cuda:1, mps (default: cpu)")
+    parser.add_argument(
+        "--device", default="auto", help="where the models run: cpu, cuda, cuda:1, mps (default: auto: cuda, else cpu)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -70,13 +72,14 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.progress import steps
 
     console = Console()
-    device_named(arguments.device)
+    arguments.device = str(device_named(arguments.device))
     out = Path(arguments.out)
     cache = Path(arguments.cache) if arguments.cache else out / ".cache"
     require_directory(cache)
     if processes.count() > 1 and (arguments.jobs or 1) > 1:
         raise InputError("--jobs is for one process; several that were launched together share the work: leave it out")
     builds = _builds(arguments, out)
+    console.print(f"models run on {arguments.device}", highlight=False)
     processes.meet()
     try:
         with steps(console) as step:

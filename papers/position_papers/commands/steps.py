@@ -19,7 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=count, default=4, metavar="N", help="independent replicates, at least 2 (default: 4)")
     parser.add_argument("--batch-size", type=count, default=8, metavar="N", help="sequences in one forward pass (default: 8)")
     parser.add_argument("--seed", type=seed, default=0, help="seed of the sequences (default: 0)")
-    parser.add_argument("--device", default="cpu", help="where the models run: cpu, cuda, cuda:1, mps (default: cpu)")
+    parser.add_argument(
+        "--device", default="auto", help="where the models run: cpu, cuda, cuda:1, mps (default: auto: cuda, else cpu)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -27,9 +29,11 @@ def run(arguments: argparse.Namespace) -> int:
     from position_papers.hope.over_training import read_steps, write_steps
     from position_papers.hope.replicates import Sampling
     from repo_interp.console import Console, bold
+    from repo_interp.models.checkpoints import device_named
     from repo_interp.progress import steps
 
     console = Console()
+    arguments.device = str(device_named(arguments.device))
     counts = dict.fromkeys(("sequences", "repeated_sequences", "step_sequences"), arguments.sequences)
     options = {name: getattr(arguments, name) for name in ("repeats", "batch_size", "seed", "device")}
     sampling = Sampling(**counts, **options)
@@ -38,5 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         file = write_steps(arguments.run, sampling)
     measured = read_steps(arguments.run)
     assert measured is not None
-    console.print(bold(file, f"  variance by component at {measured.sizes['step']} steps"), highlight=False)
+    console.print(
+        bold(file, f"  variance by component at {measured.sizes['step']} steps, on {arguments.device}"), highlight=False
+    )
     return 0

@@ -163,11 +163,11 @@ def _one_run(arguments: argparse.Namespace, seed: int | None) -> Run:
         return fresh, folder
     asked = _asked(arguments, vars(stored)) | own
     wanted = replaced(stored, asked)
-    for name in asked:
+    for name in asked.keys() - {"device"}:  # a run goes on anywhere
         if getattr(wanted, name) != (known := getattr(stored, name)):
             begun = f"{folder.directory} was begun with another {name} ({known!r})"
             raise InputError(f"{begun}; leave it out to go on, or give another --out")
-    return stored, folder
+    return replaced(stored, {"device": wanted.device}), folder
 
 
 def _fresh(arguments: argparse.Namespace, own: Mapping[str, Any]) -> TrainingConfiguration:
@@ -270,10 +270,12 @@ def _announce(console: Console, prepared: Prepared, seeds: str) -> None:
     asked = prepared.configuration
     continued = f", continuing {asked.continue_from}" if asked.continue_from else ""
     sequences = f"{asked.steps} steps of {asked.batch * asked.accumulation} sequences"
-    console.print(bold(asked.task, f", scheme {asked.scheme}{continued}: {sequences}, {seeds}"), highlight=False)
+    console.print(
+        bold(asked.task, f", scheme {asked.scheme}{continued}: {sequences}, {seeds}, on {asked.device}"), highlight=False
+    )
     parameters = sum(parameter.numel() for parameter in prepared.model.parameters())
     added = f"{added_parameters(prepared.model):,} of them for positions"
-    console.print(f"{parameters:,} parameters, {added}; on {asked.device}", highlight=False)
+    console.print(f"{parameters:,} parameters, {added}", highlight=False)
 
 
 def show(step: Step, total: int, logs: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:

@@ -31,6 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", nargs="?", choices=("list", "plan", "train"), default="list", help=actions)
     parser.add_argument("names", nargs="*", metavar="NAME", help="a task or TASK/NAME; may be repeated (default: all that ship)")
     parser.add_argument("--jobs", type=count, default=1, metavar="N", help="train: runs at a time (default: 1)")
+    device = "train: where the models are trained: cpu, cuda, or auto: cuda where there is one (default: as the plan says, cpu)"
+    parser.add_argument("--device", metavar="NAME", help=device)
     into = "train: copy finished checkpoints that ship to DIR (default: they stay in runs/zoo)"
     parser.add_argument("--into", metavar="DIR", help=into)
 
@@ -108,15 +110,18 @@ def _train(console: Console, arguments: argparse.Namespace) -> int:
     from position_papers.commands.train import EVERY
     from position_papers.training.folder import TrainingFolder
     from position_papers.training.shipping import make, unfinished
+    from repo_interp.models.checkpoints import device_named
     from repo_interp.progress import steps
 
     if processes.count() > 1 and arguments.jobs > 1:
         raise InputError("--jobs is for one process; several that were launched together train one run each: leave it out")
     if arguments.into:
         require_directory(Path(arguments.into))
-    runs = planned_runs(chosen((*PLAN, *AHEAD) if arguments.names else PLAN, arguments.names))
+    device = None if arguments.device is None else str(device_named(arguments.device))
+    runs = planned_runs(chosen((*PLAN, *AHEAD) if arguments.names else PLAN, arguments.names), device=device)
     waiting = processes.from_first(lambda: unfinished(runs))
-    console.print(f"{len(runs)} training runs, {len(runs) - len(waiting)} of them finished", highlight=False)
+    trained_on = runs[0].configuration.device
+    console.print(f"{len(runs)} training runs on {trained_on}, {len(runs) - len(waiting)} of them finished", highlight=False)
     if waiting:
         total = sum(run.configuration.steps for run in waiting)
         with steps(console, EVERY) as step:

@@ -70,8 +70,12 @@ class PlannedRun:
         return Path(self.planned.name) if self.seed == 0 else Path(self.planned.name) / f"seed-{self.seed}"
 
 
-def planned_runs(plan: Iterable[Planned], runs: Path = RUNS) -> list[PlannedRun]:
-    """Every run of a plan, those that others continue first. Raises InputError for a plan that refers to nothing."""
+def planned_runs(plan: Iterable[Planned], runs: Path = RUNS, device: str | None = None) -> list[PlannedRun]:
+    """Every run of a plan, those that others continue first, on a `device`; None: on that of the plan.
+
+    Raises InputError for a plan that refers to nothing, and for a device on which nothing is trained.
+    """
+    changes = {} if device is None else {"device": device}
     plan = list(plan)
     names = {planned.name for planned in plan}
     for planned in plan:
@@ -79,7 +83,7 @@ def planned_runs(plan: Iterable[Planned], runs: Path = RUNS) -> list[PlannedRun]
             raise InputError(f"{planned.name} continues {planned.continue_from}, which the plan lacks")
     ordered = sorted(plan, key=lambda planned: bool(planned.continue_from))
     return [
-        PlannedRun(planned, seed, _directory(runs, planned.name, seed), _configuration(planned, seed, runs))
+        PlannedRun(planned, seed, _directory(runs, planned.name, seed), replaced(_configuration(planned, seed, runs), changes))
         for planned in ordered
         for seed in planned.seeds
     ]

@@ -73,9 +73,9 @@ def configured(stated: Mapping[str, Any]) -> TrainingConfiguration:
 
 
 def require_begun(path: str | os.PathLike[str], configuration: TrainingConfiguration) -> None:
-    """Raise Taken where another run than that of `configuration` was begun in the directory `path`, or none."""
+    """Raise Taken where another run than that of `configuration` was begun in the directory `path`, or none; on any device."""
     begun = trained_configuration(path)
-    if begun is None or to_toml(begun) != to_toml(configuration):
+    if begun is None or to_toml(replace(begun, device=configuration.device)) != to_toml(configuration):
         raise Taken(f"{path} has another training run than the one to be trained there; give another --out")
 
 

@@ -87,7 +87,7 @@ def _plotly() -> str:
 
 def packed(text: str) -> str:
     """`text`, compressed, as base64; page.js unpacks it."""
-    return b64encode(zlib.compress(text.encode(), 9)).decode()
+    return b64encode(zlib.compress(text.encode())).decode()
 
 
 def json_script(data: Any) -> str:
@@ -95,7 +95,7 @@ def json_script(data: Any) -> str:
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
-    return "".join(f"\\u{ord(c):04x}" if 0xD800 <= ord(c) < 0xE000 else c for c in text)
+    return re.sub("[\ud800-\udfff]", lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
 def packaged(name: str) -> str:

@@ -115,6 +115,19 @@ def test_figures_are_written_in_the_formats_that_are_asked_for(tmp_path, capsys)
 
 
 @pytest.mark.usefixtures("no_figures")
+def test_the_first_line_says_the_device_and_findings_of_measures_come_before_the_experiments(tmp_path, capsys):
+    assert main(["analyze", "niah/repo", "--count", "4", "--experiments", "effects", "--out", str(tmp_path / "a")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    first, early = said.split("The measures show: ")
+    early, late = early.split("The experiments follow; then all that was found. ")
+    assert first.startswith("niah/repo: 4 prompts") and ", on cpu" in first
+    found = "of each prompt's largest head"
+    assert found in early and found in late and "effects." in late and "effects." not in early
+    assert main(["score", "reversal/rope", "--test-sets", "3", "--count", "2", "--out", str(tmp_path / "b")]) == 0
+    assert capsys.readouterr().out.startswith("reversal/rope: scored on cpu\n")
+
+
+@pytest.mark.usefixtures("no_figures")
 def test_a_setting_names_its_owner_or_leaves_it_out(tmp_path, capsys):
     (tmp_path / "p.jsonl").write_text('{"tokens": [3, 4, 5, 6, 7, 8, 9, 10], "generated": [7]}\n')
     words = ["analyze", str(OFFICIAL / "repo_mha"), "--prompts", str(tmp_path / "p.jsonl"), "--measures", "patterns,positions"]

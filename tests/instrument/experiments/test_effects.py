@@ -17,7 +17,7 @@ import repo_interp as ri
 from repo_interp import interventions as iv
 from repo_interp.cli import main
 from repo_interp.errors import InputError
-from repo_interp.experiments import Effects
+from repo_interp.experiments import Effects, readings
 from repo_interp.experiments.catalogue import planned
 from repo_interp.experiments.effects import sets_of_heads, to_confirm
 from repo_interp.experiments.position_changes import KINDS, Strength, default_kinds, partner, placed
@@ -27,6 +27,7 @@ from repo_interp.experiments.responses import forced_responses
 from repo_interp.models.reposition import decoder_of
 from repo_interp.models.resuming import recorded, resumed
 from repo_interp.plots.views.effects import VIEW, effect_maps, effect_tables
+from repo_interp.side_by_side import WORTHWHILE
 from repo_interp.store import Store
 from repo_interp.tasks import Prompt, make_task
 
@@ -120,6 +121,29 @@ def test_what_is_measured_does_not_depend_on_who_stands_beside_whom(group, model
     for name, array in alone.data_vars.items():
         if name not in ("rank_correlation", "in_set") and "set_" not in str(name) and "control_" not in str(name):
             np.testing.assert_allclose(array, together[name], atol=1e-5, rtol=1e-4, err_msg=str(name))
+
+
+def test_many_edits_are_rows_of_one_pass(model, group, monkeypatch):
+    """As many passes as there are first layers, and the same numbers as one edit at a time."""
+    passes = []
+    with decoder_of(model).register_forward_hook(lambda *_: passes.append(1)):
+        counts = {}
+        for tokens in (1, 4096):
+            monkeypatch.setitem(WORTHWHILE, "cpu", tokens)
+            passes.clear()
+            read = Effects(KINDS[:6], draws=3).measured(model, TASK, PROMPTS, batch_size=2)
+            counts[tokens] = len(passes)
+            for name, array in read.data_vars.items():
+                np.testing.assert_allclose(array, group[name], atol=1e-5, rtol=1e-4, err_msg=str(name))
+    batches, kinds, screening, heads, sets = 2, 6, 2, 12, 4
+    assert counts[1] == batches * (screening + 2 + kinds * (heads + 3 + sets))
+    assert counts[4096] <= batches * (screening + 2 + kinds * (3 + 3))
+
+
+def test_few_logits_at_a_time_read_the_same(model, group, monkeypatch):
+    monkeypatch.setattr(readings, "MOST_LOGITS", 3 * model.config.vocab_size)
+    read = Effects(("frozen",), draws=1).measured(model, TASK, PROMPTS, batch_size=2)
+    np.testing.assert_allclose(read["log_probability_change"][0], group["log_probability_change"].sel(kind="frozen"), atol=1e-5)
 
 
 def test_the_logit_difference_is_to_the_strongest_other_candidate(group, model):

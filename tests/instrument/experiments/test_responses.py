@@ -65,7 +65,7 @@ def test_forced_responses_are_the_argmax_and_log_probability_at_every_target(mod
 
 def test_few_logits_at_a_time_say_the_same(model, prompts, monkeypatch):
     whole = forced_responses(model, TASK, prompts)
-    monkeypatch.setattr(responses, "_MOST_LOGITS", 3 * model.config.vocab_size)
+    monkeypatch.setattr(responses, "MOST_LOGITS", 3 * model.config.vocab_size)
     for one, other in zip(forced_responses(model, TASK, prompts), whole, strict=True):
         assert one.tokens == other.tokens
         assert_allclose(one.log_probabilities, other.log_probabilities, rtol=1e-5)

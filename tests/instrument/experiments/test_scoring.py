@@ -22,6 +22,7 @@ from repo_interp.experiments.responses import generated_responses
 from repo_interp.experiments.task_scores import task_scores
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.provenance import identity
+from repo_interp.models.reposition import decoder_of
 from repo_interp.plots.views.task_scores import figures_of_scores, map_table, score_grid, score_table, task_perplexity
 from repo_interp.plots.views.task_scores import task_scores as draw_task_scores
 from repo_interp.shipped import zoo_path
@@ -169,7 +170,11 @@ def test_a_failing_cell_names_the_heads_that_lose_the_needle(failing):
     scores, bridge = failing
     mapped = scores["scores"]["score_map"]
     depth, length = next((int(d), int(n)) for d in mapped["depth"] for n in mapped["length"] if mapped.sel(depth=d, length=n) < 1)
-    found = ri.explain_cell(scores, depth, length, bridge, most=2)
+    passes = []
+    with decoder_of(bridge).register_forward_hook(lambda *_: passes.append(1)):
+        found = ri.explain_cell(scores, depth, length, bridge, most=2)
+    compared, layers = found.attrs["passing"], found.dropna()["layer"].nunique()
+    assert len(passes) <= found.attrs["failing"] + compared * (2 + layers), "one undisturbed pass of each prompt, not one a head"
     prompts = task_of(zoo_path("niah/rope"), "niah").prompts(12, 0, str(length))
     right = dict(enumerate(scores["scores"]["score"].sel(test_set=str(length)).values >= 1))
     here = [number for number, one in enumerate(prompts) if round(one.attributes["depth"], -1) == depth and not right[number]]

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, GPT2Config
 
 import repo_interp as ri
+from repo_interp.models.reposition import decoder_of
 from repo_interp.tasks import Prompt
 
 TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
@@ -150,3 +151,23 @@ def test_what_cannot_be_ablated_is_one_line(call, line):
     bridge = ri.bridge(repositioned("repo"))
     with pytest.raises(ri.InputError, match=line):
         call(bridge)
+
+
+@torch.no_grad()
+def test_each_prompt_of_a_batch_loses_its_own_heads(bridge):
+    sets, means = [[(0, 1)], [], [(1, 0), (2, 3)]], ri.head_means(bridge, PROMPTS)
+    for given in (None, means):
+        with ri.ablate(bridge, means=given, sets=sets):
+            together = bridge(TOKENS[:1].expand(3, -1))
+        assert_close(together[1:2], bridge(TOKENS[:1]))
+        for row in (0, 2):
+            with ri.ablate(bridge, sets[row], given):
+                assert_close(together[row : row + 1], bridge(TOKENS[:1]), atol=1e-5, rtol=1e-4)
+
+
+def test_all_sets_of_a_prompt_are_rows_of_one_pass(bridge):
+    """Two passes a prompt: one undisturbed, whose residuals are kept, and one for all sets that begin in a layer."""
+    passes = []
+    with decoder_of(bridge).register_forward_hook(lambda *_: passes.append(1)):
+        ri.ablation_effects(bridge, [(1, 0)], PROMPTS, controls=2)
+    assert len(passes) == 2 * len(PROMPTS)

@@ -723,3 +723,22 @@ def test_numbers_and_positions_that_mean_nothing_are_refused_where_they_first_ap
     for wrong in ("text", [], [1, 2], [[1, 2], [3]], [[-1]], [[10**9]], [[0.5]]):
         with pytest.raises(InputError, match=r"tokens are a table \[prompt, token\] of numbers from 0 to 211"):
             iv.positions_of(bridge, wrong)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("variant", ["repo", "repo layer", "repo head", "rope"])
+def test_each_prompt_of_a_batch_has_its_own_heads_changed(variant):
+    model = repositioned(variant)
+    sets = [[(0, 1)], [(1, head) for head in range(4)], [], [(0, 2), (2, 3)]]
+    order = torch.randperm(20, generator=torch.Generator().manual_seed(2))
+    with iv.replaced(model, lambda positions, here: 3 * positions[..., order], sets=sets, tokens=range(4, 17)):
+        together = model(TOKENS[:1].expand(4, -1)).logits
+        with pytest.raises(InputError, match="heads of 4 prompts were named, but 2 prompts came"):
+            model(TOKENS)
+    assert_close(together[2:3], model(TOKENS[:1]).logits, atol=1e-5, rtol=1e-4)
+    for row, heads in enumerate(sets):
+        if heads:
+            with iv.replaced(model, lambda positions, here: 3 * positions[..., order], heads, tokens=range(4, 17)):
+                alone = model(TOKENS[:1]).logits
+            assert_close(together[row : row + 1], alone, atol=1e-5, rtol=1e-4)
+            assert (alone - together[2:3]).abs().max() > 1e-3
