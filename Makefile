@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: env analyze test lint types format bench fuzz trust figures pretrained larger docs pictures notebooks zoo clean
+.PHONY: env analyze test lint types format bench fuzz trust figures pretrained larger docs site pictures notebooks zoo clean
 .DEFAULT_GOAL := analyze
 
 env: $(VENV)/.installed
@@ -91,9 +91,15 @@ larger: env
 notebooks: env
 	HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error OMP_NUM_THREADS=1 $(BIN)/jupyter execute --inplace notebooks/*.ipynb
 
-# The command page and the tables of docs/, from the code.
+# The pages of commands and errors and the tables of docs/, from the code; then the site.
 docs: env
 	$(BIN)/python docs/make.py
+	$(MAKE) site
+
+# The documentation as a site in build/site; a broken link or anchor is an error. `python -m http.server --directory build/site` shows it.
+site: env
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python docs/build_site.py
 
 # The first pictures of the README, from the explorer in Chromium.
 pictures: env
