@@ -40,6 +40,7 @@ GROUPS = {
     ),
     "Measure": ("repo_interp.analysis", "repo_interp.measures"),
     "Errors": ("repo_interp.errors",),
+    "More": ("repo_interp",),
 }
 """Sections of the page of `ri.*`: a name belongs to the first whose module it is from."""
 
@@ -73,7 +74,7 @@ def api_pages() -> Iterator[tuple[str, str]]:
             _directive(f"ri.{name}", there)
         ]
     lines = ["# ri.*", "", "`import repo_interp as ri`", ""]
-    lines += [line for title in GROUPS for line in (f"## {title}", "", *groups[title])]
+    lines += [line for title in GROUPS if groups[title] for line in (f"## {title}", "", *groups[title])]
     yield "api/index.md", "\n".join(lines)
     for short in MODULES:
         module = importlib.import_module(f"repo_interp.{short}")
@@ -102,7 +103,7 @@ def stage() -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, place)
     errors = STAGED / "docs" / "errors.md"
-    errors.write_text("---\nhide: [toc]\n---\n\n" + errors.read_text(encoding="utf-8"), encoding="utf-8")
+    errors.write_text("---\nhide: [toc]\nsearch: { boost: 4 }\n---\n\n" + errors.read_text(encoding="utf-8"), encoding="utf-8")
     for name, text in api_pages():
         page = STAGED / "docs" / name
         page.parent.mkdir(exist_ok=True)
