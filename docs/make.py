@@ -1,6 +1,7 @@
 """Writes the parts of `docs/` that come from the code: `make docs`, or `python docs/make.py`.
 
 commands.md            every command with its options, from the parsers
+errors.md              every message of an error or a warning, from the code that raises it
 measures.md, tasks.md  the tables between <!-- made: KIND NAME --> and <!-- end -->: `variables` of a group, from a run of tiny random
                        models; `parameters` of a measure or an experiment, from its fields and their docstrings; `options` of a task
 """
@@ -14,7 +15,8 @@ import inspect
 import os
 import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -96,6 +98,134 @@ def _options(parser: argparse.ArgumentParser) -> list[str]:
             lines.append(_row(f"`{written}`", formatter._expand_help(action) if action.help else ""))
         lines.append("")
     return lines[:-1]
+
+
+ERRORS_HEAD = """# Errors
+
+Every message of an error or a warning that the package itself gives, from the code: search for a few words of yours. `...` stands for
+what a message quotes: a path, a name, a number. Most say what was wanted, what came and what to do; below each stand its kind and the
+function that gives it.
+
+| kind | what it is | what to do |
+|---|---|---|
+| `InputError` | bad input: a file, an option, a checkpoint (exit code 2) | what the message says; nothing was written |
+| `Taken` | a directory of other results, other files or another process | another directory, or `--overwrite` where it is named |
+| `Unfinished` | work stopped; what is done is kept | fix what the message names and give the same command again |
+| `NotFinite` | numbers became NaN or infinite | look at the layer, head and prompt that it names; `--dtype float32` rules out rounding |
+| `ArgumentTypeError` | a word of the command line | `repo-interp COMMAND --help`, or [commands.md](commands.md) |
+| `ValueError` | a wrong argument of a Python call; from a command it comes as an `InputError` | what the message says |
+| a warning | nothing is refused, but results rest on it | read it before the numbers |
+
+Python's argparse adds `the following arguments are required`, `invalid choice`, `unrecognized arguments` and
+`expected one argument`, of the command line. A message that begins with a name of Python, such as `KeyError`, is a mistake of
+ours: please report it.
+"""
+THEMES = {
+    "Checkpoints and models": ("checkpoint_files", "models", "shipped", "schemes"),
+    "Positions and interventions": ("positions", "interventions"),
+    "Prompts and tasks": ("tasks",),
+    "Measures and experiments": ("measures", "experiments", "inputs"),
+    "Analysis and scores": ("analysis",),
+    "Runs, comparison and figures": ("run", "comparison", "plots", "store"),
+    "The explorer": ("explorer",),
+    "The command line": ("cli",),
+    "Everything else": (),
+}
+"""Sections of errors.md: the parts of the package whose messages each has; the last has those of all others."""
+KINDS = ("InputError", "Taken", "Unfinished", "NotFinite", "NotFinitePrediction", "ArgumentTypeError", "ValueError")
+WARNINGS = ("warn", "Note", "OtherQuestion", "Damaged", "RoundedPositions")
+ELLIPSIS = re.compile(r"(\.\.\.)(\W*\.\.\.)+")
+
+
+def errors_page(package: Path = HERE.parent / "repo_interp") -> str:
+    """errors.md: a heading per message, so that a search for its words ends there."""
+    found: dict[str, dict[str, list[str]]] = {theme: defaultdict(list) for theme in THEMES}
+    *_, rest = THEMES
+    for file in sorted(package.rglob("*.py")):
+        place = file.relative_to(package).with_suffix("")
+        theme = next((title for title, parts in THEMES.items() if place.parts[0] in parts), rest)
+        module = ".".join(part for part in place.parts if part != "__init__")
+        for kind, message, function in messages(file.read_text(encoding="utf-8")):
+            line = f"{kind}, from `{'.'.join(filter(None, (module, function)))}`"
+            if line not in found[theme][message]:
+                found[theme][message].append(line)
+    lines = [ERRORS_HEAD]
+    for theme, by_message in found.items():
+        lines += [f"## {theme}", ""]
+        for message, places in sorted(by_message.items(), key=lambda item: item[0].strip(". ").lower()):
+            lines += [f"### `{message}`", "", *(f"- {place}" for place in places), ""]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def messages(source: str) -> Iterator[tuple[str, str, str]]:
+    """The messages that the code `source` can give: kind, text with `...` for what it fills in, function.
+
+    Text that a local name holds is filled in; a message without words of its own is another one's, and left out.
+    """
+    tree = ast.parse(source)
+    within = {child: parent for parent in ast.walk(tree) for child in ast.iter_child_nodes(parent)}
+    for node in ast.walk(tree):
+        kind, given = _said(node)
+        if given is None:
+            continue
+        above = [node]
+        while above[-1] in within:
+            above.append(within[above[-1]])
+        owners = [each for each in above if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
+        texts = _texts_of_names(owners[0]) if owners else {}
+        for argument in _alternatives(given):
+            message = " ".join(ELLIPSIS.sub(r"\1", _template(argument, texts)).split())
+            if "wanted" in message or len(re.findall(r"[a-z]{2,}", message)) > 2:
+                function = ".".join(owner.name for owner in reversed(owners))
+                shown = "a warning" if kind in WARNINGS else "`InputError`" if kind == "refused" else f"`{kind}`"
+                yield shown, message.replace("`", "'") + (": ..." if kind == "refused" else ""), function
+
+
+def _said(node: ast.AST) -> tuple[str, ast.expr | None]:
+    """Which kind of error or warning a piece of code gives, and its text; None where it gives none."""
+    if isinstance(node, ast.Return) and isinstance(node.value, ast.JoinedStr | ast.IfExp):
+        return "InputError", node.value if re.search("wanted|; (leave|add) it", ast.unparse(node.value)) else None
+    if not isinstance(node, ast.Call) or not node.args:
+        return "", None
+    name = ast.unparse(node.func).rpartition(".")[2]
+    if name in ("_require", "_WrongUsage") and len(node.args) > 1:
+        return "InputError", node.args[1]
+    return (name, node.args[0]) if name in (*KINDS, *WARNINGS, "refused") else ("", None)
+
+
+def _alternatives(node: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(node, ast.IfExp):
+        yield from (*_alternatives(node.body), *_alternatives(node.orelse))
+    else:
+        yield node
+
+
+def _texts_of_names(function: ast.AST) -> dict[str, ast.expr]:
+    """The text that each name of a function stands for, where it is given once."""
+    given: dict[str, list[ast.expr]] = defaultdict(list)
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            given[node.targets[0].id].append(node.value)
+    return {
+        name: values[0]
+        for name, values in given.items()
+        if len(values) == 1 and isinstance(values[0], ast.JoinedStr | ast.Constant)
+    }
+
+
+def _template(node: ast.expr, texts: Mapping[str, ast.expr]) -> str:
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=values):
+            return "".join(_template(value, texts) for value in values)
+        case ast.FormattedValue(value=ast.Name() | ast.Constant() as value):
+            return _template(value, texts)
+        case ast.Name(id=name) if name in texts:
+            return _template(texts[name], {other: text for other, text in texts.items() if other != name})
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _template(left, texts) + _template(right, texts)
+    return "..."
 
 
 def filled(page: str, table: Callable[[str, str], str]) -> str:
@@ -221,6 +351,7 @@ def main() -> None:
     """Write every page that has a part made from the code."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     (HERE / "commands.md").write_text(commands_page(), encoding="utf-8")
+    (HERE / "errors.md").write_text(errors_page(), encoding="utf-8")
     table = maker_of_tables()
     for name in PAGES:
         page = HERE / name

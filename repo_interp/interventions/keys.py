@@ -37,7 +37,7 @@ KEY_INDEX = 3
 
 @contextmanager
 def exchanged_keys(model: nn.Module, orders: Mapping[int, Int[Tensor, "batch token"]]) -> Iterator[None]:
-    """In the layers named by `orders`, the key at token j is that of token orders[layer][prompt, j], before any norm and rotation.
+    """In the layers named by `orders`, the key at token j is that of token `orders[layer][prompt, j]`, before any norm and rotation.
 
     What a scheme reads of keys (CoPE's gates) changes with them. Raises InputError for a layer that the model lacks, and for no orders.
     """
@@ -55,7 +55,7 @@ def exchanged_keys(model: nn.Module, orders: Mapping[int, Int[Tensor, "batch tok
 
 @contextmanager
 def moved_keys(model: nn.Module, shifts: Mapping[int, Shift]) -> Iterator[None]:
-    """In the layers named by `shifts`, keys have the positions z + shifts[layer](z). Raises InputError for a layer that the model lacks.
+    """In the layers named by `shifts`, keys have the positions `z + shifts[layer](z)`. Raises InputError for a layer that the model lacks.
 
     Raises InputError too for what is no function, and in the pass for shifts of another shape.
     With learned absolute positions the shift of layer 0 acts, once for the whole model; an index is rounded, and kept in the table.

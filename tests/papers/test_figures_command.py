@@ -176,6 +176,48 @@ def test_an_interrupted_making_goes_on_where_it_stopped(checkpoints, tmp_path, c
     assert loaded == ["0", "0", "1", "1", "1"], "what is kept is not measured again"
 
 
+def test_a_plan_makes_what_its_rows_say_and_goes_on(checkpoints, made, tmp_path, monkeypatch, capsys):
+    """The same bytes as the options; a finished row is not measured again."""
+    monkeypatch.chdir(tmp_path)
+    sizes = ", ".join(size.replace("=", " = ") for size in SIZES)
+    row = """[[figures]]
+papers = ["hope"]
+zoo = false
+checkpoints = {{ "language/learned" = "{}" }}
+settings = {{ {} }}
+out = "{}"
+"""
+    Path("plan.toml").write_text("".join(row.format(checkpoints / name, sizes, name) for name in ("0", "1")))
+    load, loaded = replicates.load, []
+
+    def until_the_second(path, device):
+        loaded.append(Path(path).name)
+        if loaded == ["0", "0", "1"]:
+            raise KeyboardInterrupt
+        return load(path, device)
+
+    monkeypatch.setattr(replicates, "load", until_the_second)
+    plan = ["figures", "--plan", "plan.toml", "--jobs", "1"]
+    assert main(plan) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    assert files(Path("0")) == files(made) and files(Path("1")) == {}
+    assert main(plan) == 0
+    assert loaded == ["0", "0", "1", "1", "1"]
+    assert Path("1/hope/page.json").is_file() and files(Path("0")) == files(made)
+
+
+def test_the_plan_of_pretrained_models_is_one():
+    from position_papers.kit.build import with_experiments
+    from position_papers.kit.figure_plan import read_plan
+
+    rows = read_plan(str(Path(__file__).parents[2] / "papers" / "pretrained.toml"))
+    for row in rows:
+        papers = with_experiments(named(row.papers), row.experiments)
+        assert stated_options(papers, row.stated_settings(), {}) and not row.zoo and row.checkpoints
+        assert row.out.startswith("figures/") and set(papers) == set(row.papers)
+    assert len({(row.out, *row.papers) for row in rows}) == len(rows) > 10
+
+
 @pytest.mark.usefixtures("forking")
 def test_two_processes_leave_the_same_as_one(checkpoints, tmp_path, monkeypatch):
     sizes = [word for size in SIZES for word in ("--set", size)]

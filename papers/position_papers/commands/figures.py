@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from position_papers import ALL, FORMATS, PAPERS, named, require_papers
@@ -38,9 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     one = "only this experiment of the papers, such as fits; may be repeated (default: all)"
     parser.add_argument("--experiment", action="append", default=[], dest="experiments", metavar="NAME", help=one)
     parser.add_argument("--fast", action="store_true", help="measure less: a quick look")
+    plan = (
+        "read papers, checkpoints, zoo, experiments, settings, fast and out from the tables [[figures]] of a TOML file, one after the "
+        "other, in place of these options"
+    )
+    parser.add_argument("--plan", metavar="FILE", help=plan)
     parser.add_argument(
         "--out",
-        default="figures",
         metavar="DIR",
         help="where figures go, each paper in DIR/PAPER (default: figures). Two levels below a page over all figures they get their place "
         "on it: figures/SUBJECT/DATA",
@@ -63,23 +69,72 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, draw, write; print the verdicts."""
-    require_papers(name for name in arguments.papers if name != ALL)
-    for _, checkpoint in arguments.checkpoints:
-        find(checkpoint)
-    from position_papers.kit.build import fitting_jobs, measure_together
+    calls = list(_calls(arguments))
+    for place, call in calls:
+        with _at(place):
+            require_papers(name for name in call.papers if name != ALL)
+            for _, checkpoint in call.checkpoints:
+                find(checkpoint)
     from repo_interp.console import Console
     from repo_interp.models.checkpoints import device_named
-    from repo_interp.progress import steps
 
     console = Console()
-    arguments.device = str(device_named(arguments.device))
-    out = Path(arguments.out)
-    cache = Path(arguments.cache) if arguments.cache else out / ".cache"
-    require_directory(cache)
+    device = str(device_named(arguments.device))
+    console.print(f"models run on {device}", highlight=False)
     if processes.count() > 1 and (arguments.jobs or 1) > 1:
         raise InputError("--jobs is for one process; several that were launched together share the work: leave it out")
-    builds = _builds(arguments, out)
-    console.print(f"models run on {arguments.device}", highlight=False)
+    if processes.count() > 1 and arguments.plan:
+        raise InputError("--plan is for one process; give several that were launched together one call at a time")
+    prepared, taken = [], {}
+    for place, call in calls:
+        call.device = device
+        with _at(place):
+            cache = Path(call.cache) if call.cache else Path(call.out) / ".cache"
+            require_directory(cache)
+            builds = _builds(call, Path(call.out))
+            for build in builds:
+                where = build.directory.absolute()
+                if where in taken:
+                    raise InputError(f"{build.directory} is where {taken[where]} puts its figures; give another out")
+                taken[where] = place
+            prepared.append((call, builds, cache))
+    return max(_execute(console, *each) for each in prepared)
+
+
+def _calls(arguments: argparse.Namespace) -> Iterator[tuple[str, argparse.Namespace]]:
+    """What is asked for: the options themselves, or each row of a plan, with what its errors begin with."""
+    options = {
+        "PAPER": arguments.papers, "--checkpoint": arguments.checkpoints, "--no-zoo": not arguments.zoo,
+        "--experiment": arguments.experiments, "--set": arguments.options, "--fast": arguments.fast, "--out": arguments.out is not None,
+    }  # fmt: skip
+    if arguments.plan is None:
+        yield "", argparse.Namespace(**vars(arguments) | {"out": "figures" if arguments.out is None else arguments.out})
+        return
+    given = [name for name, value in options.items() if value]
+    if given:
+        raise InputError(f"--plan says which figures are made, and {given[0]} says it too; leave one of the two out")
+    from position_papers.kit.figure_plan import read_plan
+
+    for number, row in enumerate(read_plan(arguments.plan), start=1):
+        asked = row.model_dump(include={"papers", "zoo", "experiments", "fast", "out"})
+        asked |= {"checkpoints": list(row.checkpoints.items()), "options": row.stated_settings()}
+        yield f"{arguments.plan}, item {number}", argparse.Namespace(**vars(arguments) | asked)
+
+
+@contextmanager
+def _at(place: str) -> Iterator[None]:
+    """While the context lasts, an InputError begins with `place`."""
+    try:
+        yield
+    except InputError as error:
+        raise (InputError(f"{place}: {error}") if place else error) from None
+
+
+def _execute(console, arguments: argparse.Namespace, builds, cache: Path) -> int:
+    """Measure and make one call; what is measured is kept in `cache`."""
+    from position_papers.kit.build import fitting_jobs, measure_together
+    from repo_interp.progress import steps
+
     processes.meet()
     try:
         with steps(console) as step:

@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from bad_inputs import cases
 from places import DOCS
 
 from repo_interp.experiments import atlas, effects
@@ -21,13 +22,18 @@ BIN = ".venv/bin/"
 LARGEST_PICTURE = 80_000
 
 
-@pytest.fixture(scope="module")
-def make():
-    specification = importlib.util.spec_from_file_location("docs_make", DOCS / "make.py")
+def script(name: str):
+    """A program of docs/ as a module."""
+    specification = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
     assert specification is not None and specification.loader is not None
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def make():
+    return script("make")
 
 
 @pytest.fixture
@@ -47,6 +53,61 @@ def blocks(page: Path, language: str) -> list[str]:
 
 def test_the_page_of_commands_is_what_the_parsers_say(make):
     assert read("commands.md") == make.commands_page(), "commands.md is stale: make docs"
+
+
+def test_the_page_of_errors_is_what_the_code_says(make):
+    assert read("errors.md") == make.errors_page(), "errors.md is stale: make docs"
+
+
+def test_messages_are_read_from_the_code(make):
+    code = """
+def read(path):
+    '''Read it.'''
+    why = f"wanted {path}; " "give a file"
+    if path:
+        raise InputError(f"{path} is a {kind}: {why}")
+    with refused(f"{path} cannot be read"):
+        warn("rounded positions, say" if path else f"{path.name} has {n + 1} rows too many")
+    raise KeyError("no message of ours")
+"""
+    assert sorted(make.messages(code)) == [
+        ("`InputError`", "... cannot be read: ...", "read"),
+        ("`InputError`", "... is a ...: wanted ...; give a file", "read"),
+        ("a warning", "... has ... rows too many", "read"),
+        ("a warning", "rounded positions, say", "read"),
+    ]
+
+
+def test_every_refusal_of_the_catalogue_is_on_the_page_of_errors():
+    """But for those of Python's argparse, which the page names."""
+    templates = [
+        re.escape(found).replace(re.escape("..."), ".*") for found in re.findall(r"^### `(.*)`$", read("errors.md"), re.M)
+    ]
+    known = re.compile(f"(?:{'|'.join(one for one in templates if 'wanted' in one or len(one) > 20)})")
+    argparse = re.compile("arguments are required|invalid choice|unrecognized arguments|expected one argument|ignored explicit")
+    lost = set()
+    for case in cases():
+        line = case.line.replace("`", "'")
+        if case.command[:1] and case.command[0] not in ("figures", "train", "zoo") and not argparse.search(line):
+            lost |= set() if known.search(line) else {line}
+    assert lost == set()
+
+
+def test_the_site_has_every_page_and_every_public_name():
+    import repo_interp as ri
+
+    site = script("build_site")
+    staged = [file.relative_to(site.ROOT).as_posix() for file in site.reachable()]
+    shown = re.findall(r": (\S+\.md)$", (site.ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    reference = dict(site.api_pages())
+    assert set(shown) <= {*staged, *(f"docs/{name}" for name in reference)}
+    assert {f"docs/{page.name}" for page in PAGES} | {f"docs/{name}" for name in reference} <= set(shown)
+    assert not [name for name in staged if name.startswith(("build/", "runs/"))] and "papers/zoo/README.md" in staged
+    listed = re.findall(r"heading: ri\.(\w+)$", reference["api/index.md"], re.MULTILINE)
+    modules = {name.removeprefix("api/").removesuffix(".md") for name in reference}
+    assert set(ri.__all__) == {*listed, *modules, "__version__"} - {"index"}
+    assert "heading: ri.plots.position_lines" in reference["api/plots.md"]
+    assert "heading: ri.measures.Patterns" in reference["api/measures.md"]
 
 
 @pytest.fixture(scope="module")
