@@ -1,17 +1,19 @@
 """`python -m benchmarks.cost [PART ...]`: what everything costs, as a table and a page in figures/bench.
 
 Every part measures in one process what its rows are compared with: a ratio of two rows of a part holds on other machines too.
-docs/bench.md says how to read the table. A minute or two: `make bench PARTS="layer/512 commands/niah"`.
+docs/bench.md says how to read the table. A minute or two: `make bench PARTS="layer/512 commands/niah"`. With a GPU, and without one what
+can be counted: `make bench PARTS=accelerator`.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 import tempfile
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -19,10 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import repo_interp as ri
+from benchmarks.peers import JOBS, peers
 from benchmarks.running import Frame, Part, Row, cost, process, resident, run, sections
-from benchmarks.shapes import SHAPES, bridged, model_of, operations, prompt_of
+from benchmarks.shapes import SHAPES, bridged, checkpoint_of, model_of, operations, prompt_of
 from benchmarks.textbook import textbook_rows
 from repo_interp.analysis.batches import make_batches
 from repo_interp.analysis.defaults import default_prompts
@@ -32,9 +36,12 @@ from repo_interp.measures.statistics import share
 from repo_interp.models.capture import capture
 from repo_interp.models.reposition import with_layout
 
-COLUMNS = ("what", "beside", "cpu_seconds", "wall_seconds", "megabytes", "operations", "note")
+COLUMNS = ("what", "beside", "cpu_seconds", "wall_seconds", "megabytes", "operations", "operators", "note")
 SMOLLM2, OLMO2, GEMMA3 = "smollm2-135m", "olmo-2-1b", "gemma-3-270m"
 FORWARD, ALL = "forward pass", "all measures"
+CHEAP_NAMES = ("positions", "patterns", "attention_mass")
+STOCK, CHEAP, PATTERNS_CACHED = "forward pass of transformers", ", ".join(CHEAP_NAMES), "run_with_cache of patterns"
+SILENT: dict[str, Any] = {"progress": lambda done, total: None}
 TEXTBOOK_UP_TO = 4096
 """Tokens up to which the textbook way is measured: its solve takes n^3."""
 EVERY = 200
@@ -85,6 +92,84 @@ def model(given: Namespace, subject: str, tokens: int, dtype: str = "float32") -
     yield {"what": "the process", "megabytes": resident("VmHWM"), "note": "all that it held since the row above began"}
 
 
+def operators(given: Namespace, tokens: int, subject: str = "olmo-2-1b layer") -> Iterator[Row]:
+    """Operators that one analysis of one layer dispatches, with the memory of an accelerator allowed; counted on the processor."""
+    config, layout = SHAPES[subject]
+    prompt, stocked = prompt_of(tokens, config.vocab_size), model_of(config)
+    ids = torch.tensor([prompt.tokens])
+
+    def counted(call: Callable[[], object]) -> Row:
+        with torch.no_grad(), ri.working_memory(2**31), Operators() as seen:
+            call()
+        return {"operators": seen.count}
+
+    yield {"what": FORWARD, **counted(lambda: stocked.model(input_ids=ids, use_cache=False))}
+    made, _ = bridged(stocked, layout, prompt)
+    for what, measures in ((CHEAP, [measure_named(name) for name in CHEAP_NAMES]), (ALL, _measures())):
+        spent = counted(lambda measures=measures: ri.analyze(made, [prompt], measures, **SILENT))
+        yield {"what": f"{FORWARD} and {what}", "beside": FORWARD, **spent}
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators that are dispatched while it lasts."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operator: Any, types: Any, arguments: tuple = (), keywords: dict[str, Any] | None = None) -> Any:
+        """Run `operator`."""
+        self.count += 1
+        return operator(*arguments, **(keywords or {}))
+
+
+def accelerator(given: Namespace, subject: str, tokens: int, dtype: str, device: str | None = None) -> Iterator[Row]:
+    """Whole models, random weights, on an accelerator: seconds by the clock until it is done, the least of three after one to warm up, and
+    the most memory of the device beside the weights. Our pass beside the stock model's; TransformerLens' cache of all patterns. Without an
+    accelerator nothing is measured, and the rows say so. `operators` are counted anywhere: those that one analysis of one layer of
+    OLMo-2-1B's shape dispatches, each of which costs an accelerator 5 to 10 microseconds whatever its size.
+    """
+    place = device or next((kind for kind in ("cuda", "mps") if getattr(torch, kind).is_available()), None)
+    whats = (STOCK, FORWARD, f"{FORWARD} and {CHEAP}", f"{FORWARD} and {ALL}", PATTERNS_CACHED)
+    beside: dict[str, str | None] = dict(zip(whats, (None, STOCK, FORWARD, FORWARD, FORWARD), strict=True))
+    if place is None:
+        yield from (
+            {"what": what, "note": f"not measured: this needs an accelerator, and none is here ({dtype})"} for what in whats
+        )
+        return
+    config, layout = SHAPES[subject]
+    prompt, module = prompt_of(tokens, config.vocab_size), torch.get_device_module(place)
+    stocked: Any = model_of(config, dtype).to(torch.device(place))  # pyright: ignore[reportArgumentType]
+    ids = torch.tensor([prompt.tokens], device=place)
+    name = module.get_device_name() if hasattr(module, "get_device_name") else place
+
+    def spent(what: str, call: Callable[[], object]) -> Row:
+        row: Row = {"what": what, "beside": beside[what]}
+        try:
+            call()
+            for reset in ("empty_cache", "reset_peak_memory_stats"):
+                getattr(module, reset, lambda: None)()
+            held, seconds = getattr(module, "memory_allocated", lambda: math.nan)(), []
+            for _ in range(3):
+                began = time.perf_counter()
+                call()
+                module.synchronize()
+                seconds.append(time.perf_counter() - began)
+        except torch.OutOfMemoryError:
+            return {**row, "note": f"out of memory, {name}"}
+        peak = getattr(module, "max_memory_allocated", lambda: math.nan)() - held
+        return {**row, "wall_seconds": min(seconds), "megabytes": peak / 2**20, "note": f"{dtype}, {name}"}
+
+    with torch.inference_mode():
+        yield spent(STOCK, lambda: stocked.model(input_ids=ids, use_cache=False))
+    made, own_pass = bridged(stocked, layout, prompt)
+    yield spent(FORWARD, own_pass) | {"operations": operations(config, tokens)}
+    cheap, every = [measure_named(name) for name in CHEAP_NAMES], _measures()
+    yield spent(f"{FORWARD} and {CHEAP}", lambda: ri.analyze(made, [prompt], cheap, **SILENT))
+    yield spent(f"{FORWARD} and {ALL}", lambda: ri.analyze(made, [prompt], every, **SILENT))
+    with torch.inference_mode():
+        cached = partial(made.run_with_cache, ids, names_filter=lambda name: name.endswith("hook_pattern"), return_type=None)  # pyright: ignore
+        yield spent(PATTERNS_CACHED, cached)
+
+
 def stock(given: Namespace, subject: str, tokens: int = 512) -> Iterator[Row]:
     """Our forward pass beside the stock model's, with the same random weights; and 32 tokens generated with a key-value cache."""
     config, _ = SHAPES[subject]
@@ -132,8 +217,8 @@ def loading(given: Namespace, subject: str, dtype: str = "float32") -> Iterator[
     """`ri.load`: memory at the peak beside the bytes of the weights."""
     assert ri.load  # imported before memory is measured
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint, loaded = _checkpoint(subject, dtype, folder), []
-        spent = cost(lambda: loaded.append(ri.load(checkpoint, dtype=dtype)))
+        directory, loaded = checkpoint_of(subject, dtype, folder), []
+        spent = cost(lambda: loaded.append(ri.load(directory, dtype=dtype)))
     weights = {parameter.data_ptr(): parameter for parameter in loaded[0].original_model.parameters()}.values()
     size = sum(parameter.numel() * parameter.element_size() for parameter in weights)
     yield {"what": "weights", "megabytes": size / 2**20, "note": dtype}
@@ -147,7 +232,7 @@ def commands(given: Namespace, subject: str, dtype: str = "float32", tokens: int
     yield {"what": libraries, **process([sys.executable, "-c", code])}
     yield {"what": "import repo_interp", "beside": libraries, **process([sys.executable, "-c", "import repo_interp"])}
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint, prompts = _checkpoint(subject, dtype, folder), str(Path(folder) / "prompts.jsonl")
+        checkpoint, prompts = checkpoint_of(subject, dtype, folder), str(Path(folder) / "prompts.jsonl")
         ri.write_prompts([prompt_of(tokens - number, 100) for number in range(4)], prompts)
         analyze = ("analyze", checkpoint, "--prompts", prompts, "--dtype", dtype, "--out", f"{folder}/run")
         for words in (("--help",), ("inspect", checkpoint), analyze):
@@ -249,17 +334,13 @@ def _measures() -> list[Any]:
     return [replace(measure_named(name), **OPTIONS.get(name, {})) for name in NAMES]  # pyright: ignore[reportArgumentType]
 
 
-def _checkpoint(subject: str, dtype: str, folder: str) -> str:
-    """A checkpoint that comes with the package, or one with random weights, written by another process."""
-    if "/" in subject:
-        return subject
-    directory = str(Path(folder) / subject)
-    process([sys.executable, "-m", "benchmarks.shapes", subject, dtype, directory])
-    return directory
-
-
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 WHOLE = [*((SMOLLM2, tokens) for tokens in (512, 1024, 2048, 4096)), (GEMMA3, 512), (GEMMA3, 1024), (OLMO2, 2048), (OLMO2, 4096)]
+ON_ACCELERATOR = (
+    *((OLMO2, tokens, "bfloat16") for tokens in (1024, 4096, 16384)),
+    (OLMO2, 4096, "float32"),
+    (SMOLLM2, 4096, "float32"),
+)
 PARTS: dict[str, Part] = {
     **{f"layer/{tokens}": partial(layer, tokens=tokens) for tokens in LENGTHS},
     **{f"model/{name}/{tokens}": partial(model, subject=name, tokens=tokens) for name, tokens in WHOLE},
@@ -274,11 +355,22 @@ PARTS: dict[str, Part] = {
     "explorer/reversal/repo": partial(explorer, subject="reversal/repo", edited=(0, 2)),
     f"explorer/{SMOLLM2}/512": partial(explorer, subject=SMOLLM2, edited=(5, 28), tokens=512),
     f"explorer/{SMOLLM2}/4096": partial(explorer, subject=SMOLLM2, edited=(5, 28), tokens=4096),
+    **{
+        f"peers/{job.replace(' ', '-')}": partial(
+            peers, subject=SMOLLM2, job=job, tokens=(512, 2048) if "mass" in job else (512,)
+        )
+        for job in JOBS
+    },
+    **{
+        f"accelerator/{name}/{tokens}/{dtype}": partial(accelerator, subject=name, tokens=tokens, dtype=dtype)
+        for name, tokens, dtype in ON_ACCELERATOR
+    },
+    **{f"accelerator/operators/{tokens}": partial(operators, tokens=tokens) for tokens in (1024, 4096)},
     f"long/{SMOLLM2}": partial(model, subject=SMOLLM2, tokens=16384),
     f"long/{OLMO2}": partial(model, subject=OLMO2, tokens=16384, dtype="bfloat16"),
 }
-BY_NAME = ("long",)
-"""Sections that run when they are named: 16,384 tokens take an hour."""
+BY_NAME = ("long", "accelerator")
+"""Sections that run when they are named: 16,384 tokens take an hour, and not every machine has an accelerator."""
 
 
 def write_page(file: Path, table: Frame) -> None:
@@ -300,7 +392,8 @@ def with_ratios(table: Frame) -> Frame:
     other.index = table.index
     times = (table["cpu_seconds"] / other["cpu_seconds"]).fillna(table["wall_seconds"] / other["wall_seconds"])
     ratios = {"time ×": times, "memory ×": table["megabytes"] / other["megabytes"]}
-    return table.assign(**ratios)[["part", "what", "cpu_seconds", "wall_seconds", "megabytes", *ratios, "beside", "note"]]
+    shown = ["part", "what", "cpu_seconds", "wall_seconds", "megabytes", *(("operators",) if "operators" in table else ())]
+    return table.assign(**ratios)[[*shown, *ratios, "beside", "note"]]
 
 
 def main() -> None:

@@ -97,7 +97,7 @@ def scaled_configuration(family: str, scaling: str) -> Any:
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 
-    from repo_interp.models.rotation import rotary_of
+    from repo_interp.models.rotation import rotaries
 
     changes: dict[str, Any] = {"original_max_position_embeddings": ORIGINAL}
     changes |= {"max_position_embeddings": ORIGINAL if scaling == "dynamic" else 4 * ORIGINAL}
@@ -105,7 +105,7 @@ def scaled_configuration(family: str, scaling: str) -> Any:
     if not stated:
         return None
     with init_empty_weights(include_buffers=False):
-        rotary = rotary_of(AutoModelForCausalLM.from_config(small_configuration(family)))
+        rotary = next(rotaries(AutoModelForCausalLM.from_config(small_configuration(family))), None)
 
     def scaled(parameters: Any, prefix: str) -> Any:
         buffer = getattr(rotary, f"{prefix}inv_freq", None)

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, Mi
 from transformers.initialization import no_init_weights
 
 import repo_interp as ri
+from benchmarks.running import process
 from repo_interp.models.capture import decode
 from repo_interp.models.provenance import Origin, mark
 from repo_interp.tasks.prompt import Prompt
@@ -87,6 +88,15 @@ def bridged(stock: PreTrainedModel, layout: str, prompt: Prompt) -> tuple[nn.Mod
         return decode(made, tokens, torch.ones_like(tokens, dtype=torch.bool))
 
     return made, own_pass
+
+
+def checkpoint_of(subject: str, dtype: str, folder: str) -> str:
+    """A checkpoint that comes with the package, or one with random weights in the shape of `subject`, written by another process."""
+    if "/" in subject:
+        return subject
+    directory = str(Path(folder) / subject)
+    process([sys.executable, "-m", "benchmarks.shapes", subject, dtype, directory])
+    return directory
 
 
 if __name__ == "__main__":  # NAME DTYPE DIRECTORY: write a checkpoint of that shape

@@ -33,6 +33,7 @@ from repo_interp.models.checkpoints import load_model as load_model
 from repo_interp.models.checkpoints import reposition as reposition
 from repo_interp.models.checkpoints import save as save
 from repo_interp.models.load import load as load
+from repo_interp.models.load import open_model as open_model
 from repo_interp.models.load import zoo as zoo
 from repo_interp.models.reposition import added_parameters as added_parameters
 from repo_interp.models.reposition import layout as layout

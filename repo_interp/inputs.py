@@ -211,7 +211,7 @@ class AttentionInputs:
         logits = soft_capped(torch.cat(blocks, dim=1), self.softcap)
         if self.position_logits is not None:
             logits = logits + self.position_logits(rows)
-        return logits.masked_fill(~self.visible(rows)[:, None], float("-inf"))
+        return logits.masked_fill_(~self.visible(rows)[:, None], float("-inf"))  # they are made here
 
     def pattern(self, rows: Int[Tensor, "row"]) -> Float[Tensor, "prompt head row key"]:
         """Attention of the queries at `rows`: the softmax of their logits, over keys and the sink; keys alone are returned."""

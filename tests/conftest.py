@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import tempfile
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -13,6 +14,15 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import numpy as np
 import pytest
 from places import OFFICIAL
+
+from repo_interp.files import cache_directory
+
+# The user's fetched models and texts, and nothing that an earlier analysis left there: scores of twins are drawn, and kept here.
+_CACHE = tempfile.TemporaryDirectory()
+for _name in ("models", "texts", "gguf"):
+    if (_there := cache_directory() / _name).is_dir():
+        (Path(_CACHE.name) / _name).symlink_to(_there)
+os.environ["REPO_INTERP_CACHE"] = _CACHE.name
 
 
 @pytest.fixture(scope="session")

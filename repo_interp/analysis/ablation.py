@@ -25,10 +25,10 @@ from repo_interp.experiments.prompt_sets import scoring_of
 from repo_interp.experiments.readings import Batch
 from repo_interp.interventions.ablation import HeadMeans, ablate
 from repo_interp.interventions.replacing import head_pairs
-from repo_interp.models.bridge import model_of
 from repo_interp.models.capture import decode
 from repo_interp.models.outputs import attention_outputs
 from repo_interp.models.reposition import attentions, attentions_of
+from repo_interp.models.wrapped import model_of
 from repo_interp.tasks import Prompt
 from repo_interp.values import CountOrNone, Seed, checked
 

@@ -23,9 +23,10 @@ from repo_interp.experiments.catalogue import planned
 from repo_interp.experiments.effects import Effects
 from repo_interp.experiments.experiment import Experiment
 from repo_interp.experiments.kinds import Kinds
-from repo_interp.models.bridge import model_of, tokenizer_of
 from repo_interp.models.provenance import length_trained, loaded_from
 from repo_interp.models.reposition import layout
+from repo_interp.models.tokenizing import tokenizer_of
+from repo_interp.models.wrapped import model_of
 from repo_interp.positions.layouts import FIXED, NO_ATTENTION
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.short_text import TOKENS, short_text

@@ -20,9 +20,9 @@ from torch import nn
 from repo_interp.analysis.ablation import log_probabilities, standard_error
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
-from repo_interp.models.bridge import tokenizer_of
-from repo_interp.models.load import load
+from repo_interp.models.load import open_model
 from repo_interp.models.provenance import identity
+from repo_interp.models.tokenizing import tokenizer_of
 from repo_interp.run import require_run
 from repo_interp.tasks import Prompt, make_task, recorded_task
 from repo_interp.tasks.niah import niah
@@ -51,7 +51,7 @@ def explain_cell(scores: xr.DataTree, depth: float, length: int, bridge: nn.Modu
     group = scores["scores"].to_dataset() if "scores" in scores.children else xr.Dataset()
     if "score_map" not in group or group["score_map"].dims != ("depth", "length"):
         raise InputError("this run has no map of scores by depth and length; score a task that has both, such as niah or ruler")
-    bridge = load(str(scores.attrs["checkpoint"])) if bridge is None else bridge
+    bridge = open_model(str(scores.attrs["checkpoint"])) if bridge is None else bridge
     if identity(bridge).get("checkpoint_digest") != scores.attrs.get("checkpoint_digest"):
         raise InputError(
             f"the run scored other weights of {scores.attrs.get('checkpoint')} than those of this model; give the model that it scored"

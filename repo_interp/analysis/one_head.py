@@ -31,9 +31,9 @@ from repo_interp.measures.kernels.logit_sums import logit_sums
 from repo_interp.measures.kernels.solvers import Axes
 from repo_interp.measures.labels import described, described_group
 from repo_interp.measures.three_axis import ThreeAxis
-from repo_interp.models.bridge import tokenizer_of
 from repo_interp.models.capture import capture
 from repo_interp.models.reposition import attentions_of
+from repo_interp.models.tokenizing import tokenizer_of
 from repo_interp.positions.logits import soft_capped
 from repo_interp.values import CountOrNone, checked
 

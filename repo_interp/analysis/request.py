@@ -31,9 +31,9 @@ from repo_interp.interventions.replacing import require_named_tokens
 from repo_interp.measures.catalogue import measure_named
 from repo_interp.measures.statistics import Measure, as_measure, of_training_length, require_declared
 from repo_interp.measures.three_axis import ThreeAxis
-from repo_interp.models.bridge import tokenizer_of
 from repo_interp.models.provenance import length_trained
 from repo_interp.models.reposition import attentions, attentions_of, layout, observable
+from repo_interp.models.tokenizing import tokenizer_of
 from repo_interp.positions.layouts import CONTEXTUAL, FIXED, ROTATED_BY_INDEX
 from repo_interp.run import KEPT, require_name
 from repo_interp.side_by_side import BatchSize, SideBySide

@@ -24,9 +24,10 @@ from repo_interp.analysis.trained_task import in_tokens_of, puts_into_any_tokens
 from repo_interp.errors import InputError
 from repo_interp.experiments.generated_scores import needle_scores
 from repo_interp.experiments.task_scores import sets_named, task_scores
-from repo_interp.models.bridge import model_of, tokenizer_of
 from repo_interp.models.provenance import identity, length_trained, loaded_from
 from repo_interp.models.reposition import attentions
+from repo_interp.models.tokenizing import tokenizer_of
+from repo_interp.models.wrapped import model_of
 from repo_interp.run import make_run, versions
 from repo_interp.side_by_side import BatchSize
 from repo_interp.tasks import Prompt, Task, make_task

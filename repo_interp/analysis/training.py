@@ -32,9 +32,9 @@ from repo_interp.errors import InputError, NotFinite, warn
 from repo_interp.files import path_of, require_directory
 from repo_interp.measures.statistics import Measure
 from repo_interp.models.attention import attached
-from repo_interp.models.bridge import model_of
 from repo_interp.models.load import require_parity
 from repo_interp.models.reposition import layout, require_model, with_layout
+from repo_interp.models.wrapped import model_of
 from repo_interp.plots.findings import findings
 from repo_interp.positions.layouts import FIXED
 from repo_interp.processes import alone

@@ -1,6 +1,7 @@
 """The weights of a checkpoint: safetensors files whose headers fit a model, read once, straight into the wanted dtype.
 
     stored weights -> chunks of 4 MB -> the parameter, on its device
+    stored weights of the wanted dtype, on a processor -> the file, mapped: parts that are written to are copied, the others are the file's
 
 What does not fit the
 model - a weight missing, one too many, one of another shape, not floating point, not finite - is refused by name. Reading needs as much
@@ -13,8 +14,10 @@ transformers, just as strictly and without running code of the checkpoint. Knows
 from __future__ import annotations
 
 import math
+import mmap
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -148,9 +151,19 @@ def read_weights(
     """
     # One chunk for all: one per weight would leave a gap between each two of them.
     chunk, values = torch.empty(_CHUNK, dtype=torch.uint8), {}
+    map_file = cache(_mapped)
     for name, weight in stored.items():
         place = "cpu" if places is None else places[name]
-        read = _read(weight, torch.device("cpu" if place == "disk" else place), dtype, chunk)
+        device = torch.device("cpu" if place == "disk" else place)
+        if (
+            device.type == "cpu"
+            and _STORED[weight.stored_as] == dtype
+            and weight.offset % dtype.itemsize == 0
+            and all(weight.shape)
+        ):
+            read = _view(weight, map_file(weight.file), dtype)
+        else:
+            read = _read(weight, device, dtype, chunk)
         if place != "disk":
             values[name] = read
     return values
@@ -164,6 +177,26 @@ def require_finite_weight(values: Tensor, key: str, directory: Path) -> tuple[Te
     return smallest, largest
 
 
+def _mapped(file: Path) -> mmap.mmap:
+    """The bytes of `file`; what is written to them stays in this process."""
+    with file.open("rb") as stream:
+        return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+
+
+def _view(weight: StoredWeight, content: mmap.mmap, dtype: torch.dtype) -> Tensor:
+    """A weight that is stored as `dtype`, as it stands in its file."""
+    count = math.prod(weight.shape)
+    if weight.offset + count * dtype.itemsize > len(content):
+        raise _cut_off(weight)
+    values = torch.frombuffer(content, dtype=dtype, count=count, offset=weight.offset).view(weight.shape)
+    require_finite_weight(values, weight.key, weight.file.parent)
+    return values
+
+
+def _cut_off(weight: StoredWeight) -> InputError:
+    return InputError(f"{weight.file} ends within {weight.key}; the checkpoint was changed while it was read")
+
+
 def _read(weight: StoredWeight, device: torch.device, dtype: torch.dtype, memory: Tensor) -> Tensor:
     values = torch.empty(weight.shape, device=device, dtype=dtype)
     flat, chunk = values.view(-1), memory.view(_STORED[weight.stored_as])
@@ -173,7 +206,7 @@ def _read(weight: StoredWeight, device: torch.device, dtype: torch.dtype, memory
             part = chunk[: flat.numel() - start]
             bytes_read = stream.readinto(part.view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]
             if bytes_read != part.numel() * part.dtype.itemsize:
-                raise InputError(f"{weight.file} ends within {weight.key}; the checkpoint was changed while it was read")
+                raise _cut_off(weight)
             smallest, largest = require_finite_weight(part, weight.key, weight.file.parent)
             if max(-float(smallest), float(largest)) > torch.finfo(dtype).max:
                 raise InputError(f"{weight.file.parent}: {weight.key} holds values too large for {dtype}; load it in float32")

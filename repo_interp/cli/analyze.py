@@ -172,7 +172,7 @@ def _request(arguments: argparse.Namespace, name: str, step: Step) -> Request:
     from repo_interp.analysis.request import Execution, Request, default_measures, measures_named
     from repo_interp.experiments.catalogue import experiment_named
     from repo_interp.measures.catalogue import measure_named
-    from repo_interp.models.load import load
+    from repo_interp.models.load import open_model
     from repo_interp.models.reposition import layout
     from repo_interp.plots.catalogue import view_of
 
@@ -186,7 +186,7 @@ def _request(arguments: argparse.Namespace, name: str, step: Step) -> Request:
     for measure in arguments.measures or ():
         view_of(measure)  # one of another package that cannot be imported is refused here too
     path = find(name)
-    bridge = load(path, **placed(arguments))
+    bridge = open_model(path, **placed(arguments))
     step("making prompts")
     if arguments.prompts is not None or arguments.text is not None:
         _require_none_made(arguments)
@@ -309,7 +309,7 @@ def _given_prompts(arguments: argparse.Namespace, bridge: Any) -> list[Any]:
     if arguments.text is not None:
         prompts = [prompt_from_text(arguments.text, {}, bridge.tokenizer)]
     else:
-        prompts = read_prompts(arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.cfg.d_vocab)
+        prompts = read_prompts(arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.config.vocab_size)
     longest = length_trained(bridge)
     if len(prompts) == 1 and not (prompts[0].spans or prompts[0].generated) and len(prompts[0].tokens) > longest:
         warn(f"the text has {len(prompts[0].tokens):,} tokens; its first {longest:,}, the training length, are analysed")
@@ -346,9 +346,9 @@ def _make_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any]
     if arguments.variant is not None:
         raise InputError(f"--variant is of the task ruler, and this checkpoint is asked {name}; give --task ruler with it")
     task = task_of(origin.directory, name, **options)
-    if bridge.cfg.d_vocab < task.vocabulary_size:
+    if bridge.config.vocab_size < task.vocabulary_size:
         raise InputError(
-            f"the task {name} has {task.vocabulary_size} tokens, the checkpoint {bridge.cfg.d_vocab}; "
+            f"the task {name} has {task.vocabulary_size} tokens, the checkpoint {bridge.config.vocab_size}; "
             "wanted a checkpoint trained on it, or --prompts"
         )
     require_room_for_prompts(count, arguments.length or task.training_length)

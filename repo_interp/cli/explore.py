@@ -91,8 +91,9 @@ def _explored(arguments: argparse.Namespace) -> tuple[Any, str]:
     """
     from repo_interp.checkpoint_files.fetched import fetched_directory
     from repo_interp.explorer.messages import Explored, over_the_same_texts, prompts_of
-    from repo_interp.models.load import load
+    from repo_interp.models.load import open_model
     from repo_interp.models.provenance import loaded_from
+    from repo_interp.models.tokenizing import tokenizer_of
     from repo_interp.run import read_run
     from repo_interp.shipped import means_zoo, zoo_path
     from repo_interp.tasks.prompt.jsonl import read_prompts
@@ -110,21 +111,21 @@ def _explored(arguments: argparse.Namespace) -> tuple[Any, str]:
             f"the run was measured on {named or 'a model made in memory'}, and a run does not choose which folder is read; "
             "name it with --checkpoint"
         )
-    bridge = load(path, **placed(arguments))
+    bridge = open_model(path, **placed(arguments))
     origin = loaded_from(bridge)
     if measured is not None and origin is not None and measured.attrs.get("checkpoint_digest") not in (None, origin.digest):
         raise InputError(
             f"{named} has other weights than the checkpoint that the run was measured on; name that one with --checkpoint"
         )
     if arguments.prompts is not None:
-        prompts = read_prompts(arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.cfg.d_vocab)
+        prompts = read_prompts(arguments.prompts, tokenizer=tokenizer_of(bridge), vocab_size=bridge.config.vocab_size)
         source = f"the file {Path(arguments.prompts).name}"
     else:
         prompts, source = _own_prompts(bridge, path) if measured is None else (prompts_of(measured), "the run")
     explored = Explored(bridge, prompts, named, measured)
     if arguments.against is None:
         return explored, source
-    return over_the_same_texts(explored, load(find(arguments.against), **placed(arguments)), arguments.against), source
+    return over_the_same_texts(explored, open_model(find(arguments.against), **placed(arguments)), arguments.against), source
 
 
 def _own_prompts(bridge: Any, path: str) -> tuple[list[Any], str]:

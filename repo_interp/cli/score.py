@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.cli.tables import print_tables
     from repo_interp.console import Console, bold
     from repo_interp.models.checkpoints import identify
-    from repo_interp.models.load import load
+    from repo_interp.models.load import open_model
     from repo_interp.progress import steps
 
     console = Console()
@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
     checkpoint = identify(path)
     scaling = _scaling(arguments.scaling, training_length(checkpoint.config))
     task = None if arguments.task == RULER else _task(arguments, checkpoint.directory)
-    bridge = load(path, rope_scaling=scaling, **placed(arguments))
+    bridge = open_model(path, rope_scaling=scaling, **placed(arguments))
     for note in notes_on(bridge):
         console.print(note, style="yellow", highlight=False)
     scored = _scoring(arguments, bridge, task)

@@ -5,15 +5,15 @@
     threshold [label]                        max(at_least, 1.25 times the `quantile` of its nulls)
     named [label, layer, head], name         which heads have the name; all names of a head as text            `head_names`
 
-Random tokens are drawn once, for the model and every control; the weights of controls have the seeds seed, seed + 1, ... Knows
-nothing about how scores are computed and what names mean.
+Random tokens are drawn once, for the model and every control; the weights of controls have the seeds seed, seed + 1, ..., and their
+scores are kept for the next analysis (`twins`). Knows nothing about how scores are computed and what names mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,16 +22,25 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from repo_interp.errors import InputError
 from repo_interp.experiments.experiment import Experiment, Plan, Progress, with_attention
-from repo_interp.experiments.head_names import RULES, joined, name_heads, null_of
-from repo_interp.experiments.head_scores import SCORES, head_scores, repeated_tokens
+from repo_interp.experiments.head_names import RULES, Scores, joined, name_heads, null_of
+from repo_interp.experiments.head_scores import (
+    OF_ANSWERS,
+    ON_RANDOM,
+    SCORES,
+    answers_of,
+    prompt_scores,
+    random_scores,
+    repeated_tokens,
+)
+from repo_interp.experiments.twins import kept_scores
 from repo_interp.measures.labels import described_group
-from repo_interp.models.bridge import prepended_token
 from repo_interp.models.load import fresh_twin
 from repo_interp.models.reposition import attentions, layout, longest_prompt
+from repo_interp.models.tokenizing import prepended_token
 from repo_interp.store import Store
-from repo_interp.tasks.prompt import SPECIAL, Prompt
+from repo_interp.tasks.prompt import SPECIAL, Prompt, digest
 from repo_interp.tasks.task import Scoring
-from repo_interp.values import Count, CountOrNone, Seed, Share
+from repo_interp.values import Count, CountOrNone, Seed, Share, shortened
 
 HALF = 128
 """Random tokens that are repeated, at most."""
@@ -85,21 +94,47 @@ class Atlas(Experiment):
     """Most rows of attention of a prompt, evenly spread."""
     top: Count = 1
     """Strongest keys of a row that count for retrieval."""
-    twins: CountOrNone = 0
-    """Models with random weights that set the thresholds of names; 0: 10, or 3 where a model has more than 30 million parameters."""
+    twins: CountOrNone | None = None
+    """Models with random weights that set thresholds of names; 0: no such models; none: 10, or 3 beyond 30 million parameters."""
     quantile: Share = 0.95
     """Quantile of the random models' largest scores; no head below it has a name."""
     seed: Seed = 0
     """Seed of the random tokens and the random models."""
+    scores: tuple[str, ...] = ()
+    """Scores that are measured, such as retrieval,induction, and names that follow from them; empty: all."""
     name: ClassVar[str] = "atlas"
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a field out of range, and for a score that there is not."""
+        super().__post_init__()
+        for score in self.scores:
+            if score not in SCORES:
+                raise InputError(f"atlas.scores has {shortened(repr(score))}; wanted some of {', '.join(SCORES)}")
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """The fields; scores as one text."""
+        return {**super().parameters, "scores": ",".join(self.scores) or "all"}
+
+    @property
+    def _asked(self) -> frozenset[str]:
+        return frozenset(self.scores or SCORES)
 
     def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
         """The scores of the model and its controls. Raises InputError where two repeated tokens do not fit into the training length."""
-        half, twins = repeated_half(model, training_length), self.twins or default_twins(model)
-        if half < SHORTEST_HALF:
+        half, twins = repeated_half(model, training_length), default_twins(model) if self.twins is None else self.twins
+        if half < SHORTEST_HALF and ON_RANDOM & self._asked:
             raise InputError(f"atlas repeats random tokens, which a training length of {training_length} tokens has no room for")
         chosen = list(prompts[: self.prompts])
-        lengths = (*(len(prompt.tokens) for prompt in chosen), *[1 + 2 * half] * self.sequences)
+        if self._asked <= OF_ANSWERS and not any(map(answers_of, chosen)):
+            raise InputError(
+                f"{', '.join(self.scores)} are of answers, and no prompt marks a generated token and its source; mark them, as in "
+                "ri.prompt(text, bridge, needle=..., generated=...)"
+            )
+        lengths = (
+            *(len(prompt.tokens) for prompt in chosen if not self._asked <= ON_RANDOM),
+            *([1 + 2 * half] * self.sequences if ON_RANDOM & self._asked else ()),
+        )
 
         def run(batch_size: int, store: Store, progress: Progress | None) -> dict[str, xr.Dataset]:
             return {self.name: self._measured(model, chosen, half, twins, progress, store)}
@@ -113,20 +148,40 @@ class Atlas(Experiment):
 
         `named [label, layer, head]`, `null [label, twin]`, `threshold [label]`, NaN for names whose rule no head of this run can meet.
         """
-        schemes, config = layout(model), model.config
+        schemes, config, asked = layout(model), model.config, self._asked
         first = first_token(model, prompts)
         tokens = repeated_tokens(self.sequences, half, config.vocab_size, _special(config), first, self.seed)
 
-        def measured(one: PreTrainedModel) -> dict[str, np.ndarray]:
-            return head_scores(one, prompts, tokens, self.rows, self.top)
+        of_prompts = {
+            "prompts": digest(prompts),
+            "sources": [prompt.sources for prompt in prompts],
+            "rows": self.rows,
+            "top": self.top,
+        }
+        parts: tuple[tuple[frozenset[str], dict[str, Any], Callable[[PreTrainedModel], Scores]], ...] = (
+            (asked & ON_RANDOM, {"tokens": tokens.tolist()}, lambda one: random_scores(one, tokens, asked)),
+            (asked - ON_RANDOM, of_prompts, lambda one: prompt_scores(one, prompts, self.rows, self.top, asked)),
+        )
+
+        def measured() -> dict[str, Any]:
+            scores = {name: values.tolist() for *_, measure in parts for name, values in measure(model).items()}
+            if not scores:
+                raise InputError(f"no layer of this model has {', '.join(self.scores)} on these prompts; name other atlas.scores")
+            return {name: scores[name] for name in SCORES if name in scores}
 
         def of_twin(seed: int) -> dict[str, float]:
-            scores = measured(fresh_twin(model, seed))
-            return {rule.name: rule.largest(scores, schemes) for rule in RULES}
+            twin, found = cache(lambda: fresh_twin(model, seed)), {}  # drawn where something of it is not kept
+            for names, question, measure in parts:
+                rules = [rule for rule in RULES if rule.score in names]
 
-        points: dict[str, Callable[[], dict[str, Any]]] = {
-            "model": lambda: {name: values.tolist() for name, values in measured(model).items()}
-        }
+                def largest(measure=measure, rules=rules) -> dict[str, float]:
+                    scores = measure(twin())
+                    return {rule.name: rule.largest(scores, schemes) for rule in rules}
+
+                found |= kept_scores(model, seed, question | {"scores": sorted(names)}, [rule.name for rule in rules], largest)
+            return {rule.name: found.get(rule.name, np.nan) for rule in RULES}
+
+        points: dict[str, Callable[[], dict[str, Any]]] = {"model": measured}
         points |= {f"twin-{twin}": partial(of_twin, self.seed + twin) for twin in range(twins)}
         computed = store.get_or_compute(points, progress)
         scores = {name: np.array(values, dtype=np.float64) for name, values in computed.pop("model").items()}

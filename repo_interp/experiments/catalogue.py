@@ -14,9 +14,9 @@ from repo_interp.entry_points import EXPERIMENTS, called, named, names, require_
 from repo_interp.errors import InputError, one_line
 from repo_interp.experiments.experiment import Experiment, Plan
 from repo_interp.experiments.prompt_sets import scoring_of
-from repo_interp.models.bridge import model_of
 from repo_interp.models.provenance import length_trained
 from repo_interp.models.reposition import attentions
+from repo_interp.models.wrapped import model_of
 from repo_interp.tasks import Prompt, Task
 
 

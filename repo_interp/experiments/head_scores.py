@@ -20,7 +20,8 @@ kept. Knows nothing about names and thresholds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,6 +78,14 @@ SCORES: Mapping[str, tuple[str, str]] = {
     **{f"{name}{ON_PROMPTS}": (f"{text}, on prompts", "1") for name, text in _DETECTED.items()},
 }
 """Long name and unit of every score."""
+ON_RANDOM = frozenset({*_DETECTED, "place_u"})
+"""Scores on random tokens; all others are on prompts."""
+OF_ANSWERS = frozenset({"source_mass", "retrieval", "contribution"})
+"""Scores of the rows that produce an answer: these rows alone are computed for them."""
+_DETECTED_ON_PROMPTS = frozenset(f"{name}{ON_PROMPTS}" for name in _DETECTED)
+_OF_ROWS = _DETECTED_ON_PROMPTS | {"distance", "position_distance", "departure", "content"}
+"""Scores of all rows of a prompt."""
+_OF_POSITIONS = SCORES.keys() - ON_RANDOM - OF_ANSWERS - _OF_ROWS
 
 
 @dataclass(frozen=True)
@@ -124,7 +133,6 @@ def answers_of(prompt: Prompt, device: torch.device | str = "cpu") -> Answers | 
     return Answers(rows, tokens[rows + 1], source, same)
 
 
-@torch.no_grad()
 def head_scores(
     model: nn.Module, prompts: Sequence[Prompt], sequences: Int[np.ndarray, "sequence token"], rows: int = 512, top: int = 1
 ) -> dict[str, Float[np.ndarray, "layer head"]]:
@@ -133,23 +141,52 @@ def head_scores(
     `rows`: most rows of attention of a prompt. `top`: strongest keys that count for retrieval. Scores whose prompts lack what they need are
     left out. Costs a forward pass per prompt, one for all sequences, and one of a few tokens.
     """
-    layers, device = range(layer_count(model)), next(model.parameters()).device
-    shape = (len(layers), next(attentions(model)).heads)
-    on_random = _on_random(model, torch.from_numpy(sequences).to(device), shape)
+    scores = random_scores(model, sequences) | prompt_scores(model, prompts, rows, top)
+    return {name: scores[name] for name in SCORES if name in scores}
+
+
+@torch.no_grad()
+def random_scores(
+    model: nn.Module, sequences: Int[np.ndarray, "sequence token"], asked: Collection[str] = SCORES
+) -> dict[str, Float[np.ndarray, "layer head"]]:
+    """Those of `ON_RANDOM` that are `asked`, by one pass of repeated `sequences`; no pass where none is."""
+    if not ON_RANDOM & set(asked):
+        return {}
+    shape, device = _shape(model), next(model.parameters()).device
+    return _known(_on_random(model, torch.from_numpy(sequences).to(device), shape), asked)
+
+
+@torch.no_grad()
+def prompt_scores(
+    model: nn.Module, prompts: Sequence[Prompt], rows: int = 512, top: int = 1, asked: Collection[str] = SCORES
+) -> dict[str, Float[np.ndarray, "layer head"]]:
+    """Those of the other scores that are `asked`, as `head_scores`, by a pass per prompt; none of a prompt that has nothing for them."""
+    wanted, shape, device = set(asked) - ON_RANDOM, _shape(model), next(model.parameters()).device
+    if wanted <= OF_ANSWERS:
+        prompts = [prompt for prompt in prompts if answers_of(prompt) is not None]
+    if not wanted or not prompts:
+        return {}
     of_prompts: dict[str, list[np.ndarray]] = {}
-    content = [ContentSums.empty(shape[1], max(len(prompt.tokens) for prompt in prompts), device) for _ in layers]
-    with direct_path(model) as path:
+    content = [ContentSums.empty(shape[1], max(len(prompt.tokens) for prompt in prompts), device) for _ in range(shape[0])]
+    with direct_path(model) if "contribution" in wanted else nullcontext() as path:
         for number, prompt in enumerate(prompts):
-            for name, values in _on_prompt(model, path, number, prompt, content, shape, rows, top).items():
+            for name, values in _on_prompt(model, path, number, prompt, content, shape, rows, top, wanted).items():
                 of_prompts.setdefault(name, []).append(values)
     scores = {name: _mean(values) for name, values in of_prompts.items()}
     scores["content"] = torch.stack([sums.share() for sums in content]).cpu().numpy()
-    scores |= on_random
-    return {name: scores[name] for name in SCORES if name in scores and np.isfinite(scores[name]).any()}
+    return _known(scores, wanted)
+
+
+def _shape(model: nn.Module) -> tuple[int, int]:
+    return layer_count(model), next(attentions(model)).heads
+
+
+def _known(scores: Mapping[str, np.ndarray], asked: Collection[str]) -> dict[str, np.ndarray]:
+    return {name: scores[name] for name in SCORES if name in asked and name in scores and np.isfinite(scores[name]).any()}
 
 
 def _on_random(model: nn.Module, tokens: Int[Tensor, "sequence token"], shape: tuple[int, int]) -> dict[str, np.ndarray]:
-    scores = {name: np.full(shape, np.nan) for name in (*_DETECTED, "place_u")}
+    scores = {name: np.full(shape, np.nan) for name in ON_RANDOM}
     count = tokens.shape[1]
 
     def receive(inputs: AttentionInputs) -> None:
@@ -173,43 +210,48 @@ def _on_random(model: nn.Module, tokens: Int[Tensor, "sequence token"], shape: t
 
 def _on_prompt(
     model: nn.Module,
-    path: DirectPath,
+    path: DirectPath | None,
     number: int,
     prompt: Prompt,
     content: list[ContentSums],
     shape: tuple[int, int],
     most: int,
     top: int,
+    asked: Collection[str],
 ) -> dict[str, np.ndarray]:
     """The scores [layer, head] of one prompt but `content`, to which its rows are added."""
     device = next(model.parameters()).device
     tokens, answers = torch.tensor([prompt.tokens], device=device), answers_of(prompt, device)
-    scores = {name: np.full(shape, np.nan) for name in SCORES if name != "content"}
+    scores = {name: np.full(shape, np.nan) for name in SCORES if name not in ON_RANDOM and name != "content"}
     moved: dict[int, Tensor] = {}
     on_token: dict[int, Tensor] = {}
 
     def receive(inputs: AttentionInputs) -> None:
-        for name, values in _of_rows(inputs, tokens, content[inputs.layer], most).items():
-            scores[name][inputs.layer] = values[0].cpu().numpy()
-        for name, values in _of_positions(inputs, prompt).items():
-            scores[name][inputs.layer] = values
-        values = expand_heads(path.values.pop(inputs.layer), inputs.heads)[0]
-        if answers is not None:
+        if not _OF_ROWS.isdisjoint(asked):
+            for name, values in _of_rows(inputs, tokens, content[inputs.layer], most, asked).items():
+                scores[name][inputs.layer] = values[0].cpu().numpy()
+        if not _OF_POSITIONS.isdisjoint(asked):
+            for name, values in _of_positions(inputs, prompt).items():
+                scores[name][inputs.layer] = values
+        values = None if path is None else expand_heads(path.values.pop(inputs.layer), inputs.heads)[0]
+        if answers is not None and not OF_ANSWERS.isdisjoint(asked):
             weights = inputs.pattern(answers.rows)[0]  # [head, answer, key]
             on_source = weights * answers.source
             scores["source_mass"][inputs.layer] = on_source.sum(-1).mean(-1).cpu().numpy()
             strongest = weights.topk(min(top, weights.shape[-1]), dim=-1).indices
             on_token[inputs.layer] = answers.same.expand_as(weights).gather(-1, strongest).amax(-1)
-            moved[inputs.layer] = (on_source.to(values.dtype) @ values).transpose(0, 1)
+            if values is not None:
+                moved[inputs.layer] = (on_source.to(values.dtype) @ values).transpose(0, 1)
 
     hidden = _pass(model, tokens, receive, number)
-    if answers is not None:
-        _finish(path, hidden, answers, moved, on_token, scores)
+    if answers is not None and on_token:
+        _finish(model, path, hidden, answers, moved, on_token, scores)
     return scores
 
 
 def _finish(
-    path: DirectPath,
+    model: nn.Module,
+    path: DirectPath | None,
     hidden: Float[Tensor, "1 token width"],
     answers: Answers,
     moved: Mapping[int, Tensor],
@@ -217,34 +259,42 @@ def _finish(
     scores: Mapping[str, np.ndarray],
 ) -> None:
     """Retrieval and contribution, which need the end of the pass."""
-    said = next_token_logits(path.model, hidden[0, answers.rows]).argmax(-1) == answers.tokens
     copied = answers.same.any(-1)
+    if copied.any():
+        said = next_token_logits(model, hidden[0, answers.rows]).argmax(-1) == answers.tokens
+        for layer, found in on_token.items():
+            scores["retrieval"][layer] = ((found * said).sum(-1) / copied.sum()).cpu().numpy()
     for layer, values in moved.items():
-        if layer in path.layers:
+        if path is not None and layer in path.layers:
             scores["contribution"][layer] = path.contributions(layer, values, answers.rows, answers.tokens).mean(0).cpu().numpy()
-        if copied.any():
-            scores["retrieval"][layer] = ((on_token[layer] * said).sum(-1) / copied.sum()).cpu().numpy()
 
 
 def _of_rows(
-    inputs: AttentionInputs, tokens: Int[Tensor, "1 token"], content: ContentSums, most: int
+    inputs: AttentionInputs, tokens: Int[Tensor, "1 token"], content: ContentSums, most: int, asked: Collection[str]
 ) -> dict[str, Float[Tensor, "1 head"]]:
-    """Means over the rows of one prompt; its logits are added to `content`."""
+    """Means over the rows of one prompt, of those `asked`; its logits are added to `content`."""
     count = tokens.shape[1]
     rows = torch.arange(count, device=tokens.device)
     if count > most:
         rows = torch.linspace(0, count - 1, most, dtype=torch.float64, device=tokens.device).round().long()
+    learned = inputs.head_positions if inputs.scheme in LEARNED else None
     sums: dict[str, Tensor] = {}
     for part in _parts(rows, inputs):
         logits = inputs.logits(part)
         weights = weights_of(logits, inputs.sinks)
-        detected = detection_sums(weights, part, tokens)
-        _add(sums, {f"{name}{ON_PROMPTS}": values for name, values in detected.items()})
-        _add(sums, {"distance": distance_sums(weights, part), "departure": departure_sums(logits.softmax(-1), logits)})
-        if inputs.head_positions is not None and inputs.scheme in LEARNED:
-            _add(sums, {"position_distance": position_distance_sums(weights, part, inputs.head_positions)})
-        content.add(logits, part)
-    if inputs.positions is not None and inputs.scheme not in LEARNED:
+        if not _DETECTED_ON_PROMPTS.isdisjoint(asked):
+            detected = detection_sums(weights, part, tokens)
+            _add(sums, {f"{name}{ON_PROMPTS}": values for name, values in detected.items()})
+        if not {"distance", "position_distance"}.isdisjoint(asked):
+            _add(sums, {"distance": distance_sums(weights, part)})
+        if "departure" in asked:
+            of_keys = weights if inputs.sinks is None else logits.softmax(-1)
+            _add(sums, {"departure": departure_sums(of_keys, logits)})
+        if "position_distance" in asked and learned is not None:
+            _add(sums, {"position_distance": position_distance_sums(weights, part, learned)})
+        if "content" in asked:
+            content.add(logits, part)
+    if "distance" in sums and inputs.positions is not None and inputs.scheme not in LEARNED:
         sums["position_distance"] = sums["distance"]  # the position is the index
     return {name: total / len(rows) for name, total in sums.items()}
 

@@ -36,9 +36,9 @@ from repo_interp.explorer.passes import Passes
 from repo_interp.explorer.session import LOOKS, NEXT, Session
 from repo_interp.explorer.steps import Steps
 from repo_interp.interventions.replacing import heads_with_positions
-from repo_interp.models.bridge import tokenizer_of
 from repo_interp.models.provenance import loaded_from
 from repo_interp.models.reposition import attentions, layout
+from repo_interp.models.tokenizing import tokenizer_of
 from repo_interp.plots.marks.arrays import ranked_heads
 from repo_interp.plots.marks.drawing import contiguous
 from repo_interp.plots.marks.heads import MISSING, scale

@@ -28,10 +28,10 @@ from repo_interp.inputs import AttentionInputs
 from repo_interp.measures.attention_mass import AttentionMass
 from repo_interp.measures.positions import Positions
 from repo_interp.measures.statistics import Statistics, merge
-from repo_interp.models.bridge import model_of
 from repo_interp.models.capture import observing, require_finite
 from repo_interp.models.reposition import blocks, layer_count
 from repo_interp.models.resuming import Recording, recorded, resumed
+from repo_interp.models.wrapped import model_of
 from repo_interp.tasks import Prompt
 
 MOST = 6

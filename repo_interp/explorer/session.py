@@ -41,10 +41,10 @@ from repo_interp.inputs import AttentionInputs, weights_of
 from repo_interp.measures.kernels.mirror import mirror, mirror_score
 from repo_interp.measures.labels import described
 from repo_interp.measures.position_sources import KINDS_OF_HEADS
-from repo_interp.models.bridge import tokenizer_of
 from repo_interp.models.capture import next_token_logits
 from repo_interp.models.provenance import loaded_from
 from repo_interp.models.reposition import at_rest, attentions, layout
+from repo_interp.models.tokenizing import tokenizer_of
 from repo_interp.plots.marks.arrays import heads_where
 from repo_interp.run import with_schemes
 from repo_interp.tasks import Prompt

@@ -18,12 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformer_lens.patching import generic_activation_patch
 
 from repo_interp.errors import InputError, one_line
 from repo_interp.interventions.positions import HOOK, token_ids
 from repo_interp.interventions.replacing import heads_with_positions
-from repo_interp.models.bridge import RepositionedBridge
 from repo_interp.models.lasting import lasting, put
 from repo_interp.positions.rotary import expand_heads
 
@@ -59,6 +57,11 @@ def _patched(
     axes: tuple[str, ...],
     options: dict[str, Any],
 ) -> Any:
+    # Whoever has a bridge has imported them; the other interventions need none.
+    from transformer_lens.patching import generic_activation_patch
+
+    from repo_interp.models.bridge import RepositionedBridge
+
     if not isinstance(model, RepositionedBridge):
         raise InputError("patching was asked of a model that is no bridge of ours; give what ri.load or ri.bridge returns")
     tokens = token_ids(model, tokens[None] if isinstance(tokens, Tensor) and tokens.ndim == 1 else tokens)

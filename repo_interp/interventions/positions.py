@@ -26,14 +26,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
 from annotated_types import Interval
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformer_lens import ActivationCache
 
 from repo_interp.errors import InputError, one_line
 from repo_interp.interventions.replacing import (
@@ -52,6 +51,9 @@ from repo_interp.models.capture import decode
 from repo_interp.models.reposition import attentions, called_at
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import Finite, Seed, TokensOrNone, checked
+
+if TYPE_CHECKING:
+    from transformer_lens import ActivationCache
 
 FLOAT32 = torch.finfo(torch.float32)
 _Step = Annotated[float, Interval(ge=1e-30, le=1e9)]
@@ -422,7 +424,7 @@ def from_recorded(recorded: Mapping[int, Tensor], heads: int, from_head: tuple[i
 
 def _by_layer(model: nn.Module, recorded: Mapping[Any, Tensor] | ActivationCache) -> dict[int, Tensor]:
     """Recorded positions by the number of their layer, from either form."""
-    if not isinstance(recorded, Mapping | ActivationCache):
+    if not isinstance(recorded, Mapping) and not hasattr(recorded, "cache_dict"):  # an ActivationCache
         raise InputError(f"recorded positions are what positions_of returns, or a cache; got {one_line(repr(recorded), 160)}")
     try:
         given: dict[Any, Tensor] = {name: torch.as_tensor(each) for name, each in recorded.items()}

@@ -46,6 +46,7 @@ from repo_interp.models.rotation import (
     lengthening,
     queries_and_keys,
     replica,
+    rotaries,
     source_of,
     turning_pairs,
 )
@@ -153,7 +154,7 @@ def _expected(model: Any, stock: Any, length: int) -> _Expected:
     """What the configuration says of a pass of `length` tokens."""
     config, layer = model.config, stock.layer_idx
     none = _Expected(torch.empty(0, dtype=torch.float64), 1.0)
-    source = source_of(decoder_of(model), stock, config)
+    source = source_of([*rotaries(decoder_of(model))], stock, config)
     config = config if source is None else source.config
     parameters = getattr(config, "rope_parameters", None) or {}
     if native_layout(config)[layer] != "rope" or not parameters:
@@ -176,7 +177,7 @@ def _expected(model: Any, stock: Any, length: int) -> _Expected:
 
 def _measured(model: Any, stock: Any, deltas: Sequence[int], dtype: torch.dtype) -> _Measured:
     """Angles that the attention module turns by at the positions `deltas`, with the tables of the model's rotary module."""
-    source = source_of(decoder_of(model), stock, stock.config)
+    source = source_of([*rotaries(decoder_of(model))], stock, stock.config)
     if source is None:
         return _Measured((), torch.empty(0, 0, len(deltas)), torch.empty(0, 0, len(deltas)))
     copied = replica(stock)
@@ -260,7 +261,7 @@ def _exchanged_pairs(config: Any, measured: dict[int, _Measured], deltas: Sequen
     with init_empty_weights(include_buffers=False):
         fresh = decoder_of(AutoModelForCausalLM.from_config(config))
     for stock in attention_modules(fresh):
-        source, seen = source_of(fresh, stock, stock.config), measured.get(stock.layer_idx)
+        source, seen = source_of([*rotaries(fresh)], stock, stock.config), measured.get(stock.layer_idx)
         if source is None or seen is None or not seen.pairs:
             continue
         with torch.no_grad():
@@ -312,7 +313,7 @@ def _differences(
 
 def _of_weights(decoder: Any, stock: Any) -> dict[str, Tensor]:
     """Queries and keys [head, token, d_head] that a module makes of some hidden states, unrotated, and the products of rotated ones."""
-    source = source_of(decoder, stock, stock.config)
+    source = source_of([*rotaries(decoder)], stock, stock.config)
     hidden, copied = torch.randn(1, 8, stock.config.hidden_size, generator=torch.Generator().manual_seed(1)), replica(stock, True)
     index = torch.arange(8)[None]
     # At position 0 nothing turns.

@@ -32,9 +32,8 @@ from repo_interp.models.attention import attached
 from repo_interp.models.changes import unchanged_computation
 from repo_interp.models.layer_pass import HookSites
 from repo_interp.models.reposition import attentions, blocks
-from repo_interp.models.wrapped import owner_of, unwrapped
-
-_BOS = "repo_interp_bos"
+from repo_interp.models.tokenizing import reads_with, special_tokens_around
+from repo_interp.models.wrapped import unwrapped
 
 
 class RepositionedBridge(TransformerBridge):
@@ -197,42 +196,11 @@ def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = N
         wrapped.tokenizer = tokenizer
         wrapped.cfg.tokenizer_prepends_bos, wrapped.cfg.tokenizer_appends_eos = special_tokens_around(tokenizer)
         wrapped.cfg.default_prepend_bos = wrapped.cfg.tokenizer_prepends_bos  # the tokens that `analyze` measures, none added
-        object.__setattr__(model, _BOS, tokenizer.bos_token_id if wrapped.cfg.tokenizer_prepends_bos else None)
+        reads_with(model, tokenizer)
     # Some adapters force eager attention for the whole model.
     model.set_attn_implementation("sdpa" if implementation is None else implementation)
     unchanged_computation(wrapped)
     return wrapped
-
-
-def model_of(bridge: Any) -> Any:
-    """The Hugging Face model inside a bridge, whose attention calls the bridge's hooks; a model itself."""
-    return owner_of(bridge)
-
-
-def tokenizer_of(bridge: Any) -> Any:
-    """The tokenizer of a bridge; None where it has none, and for a model."""
-    bridge = unwrapped(bridge)
-    return bridge.tokenizer if isinstance(bridge, TransformerBridge) else None
-
-
-def prepended_token(model: nn.Module) -> int | None:
-    """The BOS that the tokenizer of the bridge around `model` puts before a text; None where it puts none, and without one."""
-    return vars(model).get(_BOS)
-
-
-def special_tokens_around(tokenizer: PreTrainedTokenizerBase) -> tuple[bool, bool]:
-    """Whether `tokenizer` puts BOS before a text, and EOS behind it."""
-    special = set(tokenizer.all_special_ids)
-    words = (token for token in range(len(tokenizer)) if token not in special)
-    encoded: list[int] = []
-    for text in ("a", str(tokenizer.convert_ids_to_tokens(next(words)))):  # "a" may not be a word of a closed vocabulary
-        try:
-            encoded = list(tokenizer(text)["input_ids"])  # pyright: ignore[reportArgumentType, reportCallIssue]
-            break
-        except Exception:  # tokenizers raise a bare one
-            continue
-    around = len(encoded) > 1
-    return around and encoded[0] == tokenizer.bos_token_id, around and encoded[-1] == tokenizer.eos_token_id
 
 
 def _put_output_projections(wrapped: Any) -> None:

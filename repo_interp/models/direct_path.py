@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -25,10 +26,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from repo_interp.models.attention import RepositionedAttention
-from repo_interp.models.bridge import model_of
 from repo_interp.models.capture import decode, next_token_logits
 from repo_interp.models.outputs import attention_values
 from repo_interp.models.reposition import attentions, attentions_of, blocks, decoder_of
+from repo_interp.models.wrapped import model_of
 
 LARGE = 1e4
 """What a norm is given to read its gain off: so large that its epsilon is nothing beside it."""
@@ -86,8 +87,7 @@ class DirectPath:
         ended.
         """
         assert self.final is not None
-        unembedding = inner(self.model.get_output_embeddings()).weight
-        directions = self.final.pulled_back((unembedding[answers] - unembedding.mean(0)).float(), rows)
+        directions = self.final.pulled_back((self._unembedding[answers] - self._mean_row).float(), rows)
         directions = directions * self.factors[layer] * self.logit_factor
         if layer in self.after_attention:
             directions = self.after_attention[layer].pulled_back(directions, rows)
@@ -95,6 +95,15 @@ class DirectPath:
         projection = inner(attention.output_projection)
         written = _pulled_through(projection, directions, self.gates[layer].shape[-1]) * self.gates[layer][rows]
         return (written.unflatten(-1, (attention.heads, -1)) * moved.float()).sum(-1)
+
+    @cached_property
+    def _unembedding(self) -> Tensor:
+        return inner(self.model.get_output_embeddings()).weight
+
+    @cached_property
+    def _mean_row(self) -> Tensor:
+        """Read once, not for every layer: the whole unembedding is behind it."""
+        return self._unembedding.mean(0)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
-"""A checkpoint as a TransformerBridge: identified, loaded strictly, bridged, with a record of where it came from.
+"""A checkpoint as a model, or as a TransformerBridge: identified, loaded strictly, with its tokenizer and a record of where it came from.
 
+TransformerLens is imported where a bridge is made, and nowhere else: `analyze` and the commands need none, and importing it takes seconds.
 `load_fresh` and `fresh_twin` give the same decoder and layout with freshly drawn weights: the control for every claim about what
 training did to a model.
 """
@@ -9,26 +10,53 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformer_lens.model_bridge import TransformerBridge
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from repo_interp.errors import InputError
-from repo_interp.models.bridge import bridge, model_of
+from repo_interp.models.changes import unchanged_computation
 from repo_interp.models.checkpoints import load_model, load_tokenizer
 from repo_interp.models.configuration import identify, own_layout_of, plain
 from repo_interp.models.dispatch import DeviceMap, MostMemory
 from repo_interp.models.outputs import parity_errors
-from repo_interp.models.provenance import mark, origin
+from repo_interp.models.provenance import Origin, mark, origin
 from repo_interp.models.reposition import attentions, layout, longest_prompt, with_layout
+from repo_interp.models.tokenizing import reads_with
+from repo_interp.models.wrapped import model_of
 from repo_interp.shipped import zoo_path
+
+if TYPE_CHECKING:
+    from transformer_lens.model_bridge import TransformerBridge
 
 _TOKENS = 12
 _TOLERANCE, _TOLERANCE_HALF = 5e-3, 0.5
 """Largest difference of outputs over the largest output: rounding of large logits stays below, another window or scale does not."""
+
+
+def open_model(
+    path: str | os.PathLike[str],
+    device: str = "cpu",
+    dtype: str = "float32",
+    rope_scaling: Mapping[str, Any] | None = None,
+    device_map: DeviceMap | None = None,
+    most_memory: MostMemory | None = None,
+    positions_dtype: str | None = None,
+) -> PreTrainedModel:
+    """The checkpoint at `path` as the model that `load` puts into a bridge, to measure: with its tokenizer, and without TransformerLens.
+
+        model = ri.open_model("smollm2-135m")
+        run = ri.analyze(model, "some text", ("attention_mass",))
+
+    Arguments and errors as of `load`; the results of `analyze` are the same.
+    """
+    model, tokenizer, source = _opened(path, device, dtype, rope_scaling, device_map, most_memory, positions_dtype)
+    reads_with(model, tokenizer)
+    unchanged_computation(model)
+    mark(model, source)
+    return model
 
 
 def load(
@@ -47,15 +75,24 @@ def load(
     `device_map` and `most_memory` spread a model that is larger than a device (see `load_model`). Raises InputError, naming what is
     wrong, for anything that would not run exactly as it was trained.
     """
-    checkpoint = identify(path)
-    tokenizer = load_tokenizer(checkpoint)  # before the weights: what reading it needs and gives back is theirs then
-    model = load_model(checkpoint, device, dtype, rope_scaling, device_map, most_memory, positions_dtype)
-    require_parity(model)
+    from repo_interp.models.bridge import bridge
+
+    model, tokenizer, source = _opened(path, device, dtype, rope_scaling, device_map, most_memory, positions_dtype)
     wrapped = bridge(model, tokenizer)
-    source = origin(checkpoint, path, rope_scaling)
     mark(wrapped, source)
     wrapped.cfg.model_name = source.name
     return wrapped
+
+
+def _opened(
+    path: str | os.PathLike[str], device: str, dtype: str, rope_scaling: Mapping[str, Any] | None, *further: Any
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None, Origin]:
+    """The model of a checkpoint, which attends as measures see it, its tokenizer, and where it came from."""
+    checkpoint = identify(path)
+    tokenizer = load_tokenizer(checkpoint)  # before the weights: what reading it needs and gives back is theirs then
+    model = load_model(checkpoint, device, dtype, rope_scaling, *further)
+    require_parity(model)
+    return model, tokenizer, origin(checkpoint, path, rope_scaling)
 
 
 def zoo(name: str, device: str = "cpu", dtype: str = "float32") -> TransformerBridge:
@@ -87,6 +124,8 @@ def load_fresh(path: str | os.PathLike[str], seed: int = 0, device: str = "cpu")
 
     The state of torch's random numbers is left as it was. Raises InputError where there is no checkpoint to read.
     """
+    from repo_interp.models.bridge import bridge
+
     checkpoint = identify(path)
     model = drawn(checkpoint.config, checkpoint.layout, checkpoint.options, seed)
     return bridge(model.to(torch.device(device)).eval(), load_tokenizer(checkpoint))  # pyright: ignore[reportArgumentType]

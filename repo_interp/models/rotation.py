@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
@@ -183,21 +183,16 @@ def rotaries(decoder: nn.Module) -> Iterator[Any]:
     return (part for part in parts if any(name.endswith("inv_freq") for name in (*part._buffers, *vars(part))))
 
 
-def rotary_of(decoder: nn.Module, theta: float | None = None) -> Any:
-    """The module that makes a decoder's tables: of several, the one with the base `theta`; None where there is none."""
-    if theta is None:
-        return next(rotaries(decoder), None)
-    # Granite's own base has a module twice, and the first one is not used.
-    several = reversed(list(rotaries(decoder)))
-    return next((part for part in several if part.config.rope_parameters["rope_theta"] == theta), None)
-
-
-def source_of(decoder: nn.Module, stock: Any, config: Any) -> Source | None:
-    """The rotary module that the tables of the attention module `stock` come from."""
+def source_of(several: Sequence[Any], stock: Any, config: Any) -> Source | None:
+    """The rotary module that the tables of the attention module `stock` come from, of the `rotaries` of its decoder; None without one."""
     thetas = getattr(config, "layer_rope_theta", None)  # by layer (Granite); 0: the layer does not rotate
-    rotary = rotary_of(decoder, thetas[stock.layer_idx] if thetas else None)
-    if rotary is None:
+    if thetas:
+        # Granite's own base has a module twice, and the first one is not used.
+        theta = thetas[stock.layer_idx]
+        several = [part for part in reversed(several) if part.config.rope_parameters["rope_theta"] == theta]
+    if not several:
         return None
+    rotary = several[0]
     config = rotary.config if thetas else config
     kinds = getattr(config, "layer_types", None)
     kind = getattr(stock, "layer_type", None) or (kinds[stock.layer_idx] if kinds else None)
@@ -209,13 +204,13 @@ class Prober:
     """Measures the layers of one decoder, each kind of attention module once."""
 
     def __init__(self, decoder: nn.Module) -> None:
-        self.decoder = decoder
+        self.rotaries = list(rotaries(decoder))  # to find them is a walk through all modules
         self.known: dict[Any, Rotation] = {}
 
     def measured(self, stock: Any) -> Rotation:
         """How `stock` turns. Raises InputError where that is no rotation of pairs."""
         config = stock.config
-        source = source_of(self.decoder, stock, config)
+        source = source_of(self.rotaries, stock, config)
         plain = {name: value for name, value in vars(stock).items() if isinstance(value, int | float | str | bool | None)}
         plain.pop("layer_idx", None)
         shapes = tuple((name, tuple(parameter.shape)) for name, parameter in stock.named_parameters())

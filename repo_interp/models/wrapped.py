@@ -50,6 +50,11 @@ def owner_of(model: Any) -> Any:
     return getattr(inside, "original_model", inside)
 
 
+def model_of(bridge: Any) -> Any:
+    """The Hugging Face model inside a bridge, whose attention calls the bridge's hooks; a model itself."""
+    return owner_of(bridge)
+
+
 @contextmanager
 def eager() -> Iterator[None]:
     """While it lasts, nothing that torch.compile made runs: compiled code does not see hooks that came later. Contexts end in any order."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
 import signal
@@ -12,15 +13,17 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
+import numpy as np
 import pandas
 import pytest
 import torch
 from attention_inputs import random_inputs
 
-from benchmarks import cost, outputs, robustness, running
+from benchmarks import cost, outputs, peers, robustness, running
 from benchmarks.running import cost as cost_of
 from benchmarks.running import process
 from repo_interp.measures.maps import Maps
+from repo_interp.shipped import zoo_path
 
 GIVEN = Namespace()
 COLUMNS = ("what", "cpu_seconds", "note")
@@ -81,7 +84,7 @@ def test_a_part_that_fails_or_is_killed_is_a_line_and_costs_the_others_nothing(m
 
 
 def test_ratios_are_over_the_row_beside_of_the_same_part():
-    columns = ["part", *cost.COLUMNS, "with"]
+    columns = ["part", *(name for name in cost.COLUMNS if name != "operators"), "with"]  # as an earlier table
     lines = [("a", "forward pass", None, 2.0, 4.0), ("b", "forward pass", None, 8.0, 4.0), ("b", "all", "forward pass", 2.0, 8.0)]
     rows = [dict(zip(("part", "what", "beside", "cpu_seconds", "megabytes"), line, strict=True)) for line in lines]
     shown = cost.with_ratios(pandas.DataFrame(rows, columns=columns))
@@ -107,6 +110,20 @@ def test_every_row_of_a_tiny_model_is_beside_another(part):
     assert all(math.isfinite(row.get("cpu_seconds", 0.0)) for row in rows.values())
     wanted = {"layer": {*cost.NAMES, "all measures, textbook"}, "model": {"forward pass and all measures", "the process"}}
     assert wanted[part.__name__] <= rows.keys()
+
+
+def test_a_device_is_measured_where_there_is_one_and_operators_are_counted_anywhere():
+    """The path of a GPU, rehearsed on the processor."""
+    rows = {row["what"]: row for row in cost.accelerator(GIVEN, "tiny", 48, "float32", device="cpu")}
+    wanted = {cost.STOCK, cost.FORWARD, "forward pass and all measures", cost.PATTERNS_CACHED}
+    assert wanted < rows.keys() and len(rows) == 5
+    assert all(row["wall_seconds"] > 0 and row["note"] == "float32, cpu" for row in rows.values())
+    assert {row["beside"] for row in rows.values()} == {None, cost.STOCK, cost.FORWARD}
+    if not (torch.cuda.is_available() or torch.mps.is_available()):
+        without = list(cost.accelerator(GIVEN, "tiny", 48, "float32"))
+        assert [row["what"] for row in without] == list(rows) and all("needs an accelerator" in row["note"] for row in without)
+    counts = [row["operators"] for row in cost.operators(GIVEN, 48, subject="tiny")]
+    assert 0 < counts[0] < counts[1] < counts[2], "each is a pass and more"
 
 
 def test_loading_is_measured_beside_the_weights():
@@ -171,3 +188,27 @@ def test_maps_of_long_prompts_are_made_in_blocks(softcap):
     """The logits of these heads would take 268 MB."""
     inputs = dataclasses.replace(random_inputs(1, tokens=4096, dtype=torch.float32), softcap=softcap)
     assert cost_of(lambda: Maps().observe(inputs, {}))["megabytes"] < 80
+
+
+def test_the_numbers_of_peers_agree_and_others_are_refused():
+    """Every side of every job on a tiny model, in this process; what a job costs is another process's."""
+    checkpoint = str(zoo_path("reversal/rope"))
+    tokens = peers.prompt_tokens(41, json.loads((Path(checkpoint) / "config.json").read_text(encoding="utf-8"))["vocab_size"])
+    for job, sides in peers.JOBS.items():
+        expected, *others = [compute(opened(checkpoint), tokens) for opened, compute in sides.values()]
+        assert job == "loading" or (expected.shape[:2] == (4, 4) and np.ptp(expected) > (0 if job != "retrieval scores" else -1))
+        for side, found in zip([*sides][1:], others, strict=True):
+            peers.require_equal(found, expected, f"{job}: {side}")
+    for other in (np.full(3, 2e-5), np.array([0.0, np.nan, 0.0])):
+        with pytest.raises(ValueError, match=r"ours differs from theirs by (2e-05|nan); wanted at most 1e-05"):
+            peers.require_equal(other, np.zeros(3), "ours differs from theirs")
+
+
+def test_peers_are_processes_in_turns_and_one_that_fails_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(peers, "TURNS", 1)
+    rows = list(peers.peers(GIVEN, "reversal/rope", "mass on spans", (41,)))
+    first, ours = "mass on spans, 41 tokens: rows over the cache", "mass on spans, 41 tokens: attention_mass"
+    assert [(row["what"], row.get("beside")) for row in rows] == [(first, None), (ours, first)]
+    assert all(row["cpu_seconds"] > 0 and row["megabytes"] > 100 for row in rows)
+    with pytest.raises(OSError, match=r"^loading, transformers: "):
+        peers._one("loading", "transformers", str(tmp_path), 41, tmp_path / "a.npy")

@@ -136,6 +136,20 @@ def test_a_floor_loads_nothing_above_or_beside_it():
     assert done.returncode == 0, done.stderr
 
 
+def test_transformer_lens_is_imported_where_a_bridge_is_made_and_nowhere_else():
+    """At the top of a module, outside of `if TYPE_CHECKING`: `analyze`, experiments and commands need none, and it takes seconds."""
+    bridge = "repo_interp.models.bridge"
+    wrong = {
+        str(path.relative_to(ROOT))
+        for path in ROOT.rglob("*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in [getattr(node, "module", None) or "", *(one.name for one in node.names)]
+        if name.partition(".")[0] == "transformer_lens" or name == bridge
+    }
+    assert wrong == {"models/bridge.py"}
+
+
 HEAVY = ("torch", "transformers", "transformer_lens", "matplotlib", "plotly", "xarray", "numpy", "rich", "scipy")
 NO_MODEL = ("torch", "transformers", "transformer_lens", "matplotlib", "plotly", "xarray", "scipy")
 HELP = """

@@ -208,7 +208,7 @@ def atlas_table(run: xr.DataTree) -> Table:
         own = atlas.sel(label=label)
         which = [f"L{layer}\u00a0H{head}" for layer, head in heads_where(own["named"] > 0)]
         shown = ", ".join(which[:LISTED]) + (f", and {len(which) - LISTED} more" if len(which) > LISTED else "")
-        rows.append((label, len(which), shown or "–", *cells((own["threshold"], own["null"].max()))))
+        rows.append((label, len(which), shown or "–", *cells((own["threshold"], _reached(own)))))
     names = names_of(atlas)
     used = [label for label, *_, threshold, _ in rows if threshold is not None]
     rules = "; ".join(f"{label}: {atlas['rule'].sel(label=label).values}" for label in used)
@@ -224,6 +224,11 @@ def atlas_table(run: xr.DataTree) -> Table:
         )
     columns = ("name", "heads", "which", "threshold", "largest of twins")
     return Table("atlas", "Heads by name", columns, tuple(rows), note)
+
+
+def _reached(of_label: xr.Dataset) -> xr.DataArray:
+    """The largest null of a label; NaN without twins."""
+    return of_label["null"].max() if of_label.sizes["twin"] else xr.DataArray(np.nan)
 
 
 def _without_direct_path(atlas: xr.Dataset) -> list[str]:
@@ -312,11 +317,9 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         best = float(atlas[score].sel(layer=layer, head=head))
         many = heads_named(named, 8) if len(named) <= 8 else f"{len(named)} of {has.size} heads"
         words = {"heads": many, "best": f"L{layer} H{head}", "score": best, "share": percent(best), "first": min(named)[0]}
-        null = float(atlas["null"].sel(label=label).max())
-        evidence = (
-            f"atlas.{score} above {float(atlas['threshold'].sel(label=label)):.3g}; "
-            f"{atlas.sizes['twin']} random-weight controls reach {null:.2g}"
-        )
+        null, twins = float(_reached(atlas.sel(label=label))), atlas.sizes["twin"]
+        reached = f"{twins} random-weight controls reach {null:.2g}" if twins else "no random-weight controls were asked for"
+        evidence = f"atlas.{score} above {float(atlas['threshold'].sel(label=label)):.3g}; {reached}"
         yield Finding(sentence.format(**words), evidence, weight, "atlas", layer, head, variable=score)
 
 

@@ -19,12 +19,14 @@ from repo_interp.analysis.publication import claimed
 from repo_interp.cli import main
 from repo_interp.errors import InputError
 from repo_interp.experiments import Atlas
+from repo_interp.experiments import atlas as atlas_experiment
 from repo_interp.experiments.catalogue import planned
 from repo_interp.experiments.head_names import RULES, Rule, name_heads, null_of
 from repo_interp.models.load import fresh_twin
 from repo_interp.plots.catalogue import tables
 from repo_interp.plots.pages.report import write_report
 from repo_interp.plots.views.atlas import VIEW, clustered, embed, standardised
+from repo_interp.store import Damaged
 from repo_interp.tasks import make_task
 
 TASK = make_task("reversal")
@@ -97,6 +99,59 @@ def test_the_first_of_random_tokens_is_the_models_and_not_the_number_of_prompts(
     assert atlas(unread, PROMPTS[:1]).attrs["first_token"] == 1, "prompts say so themselves"
 
 
+def null_of_reversal(**options) -> xr.Dataset:
+    few = Atlas(sequences=1, prompts=1, **{"twins": 2, **options})
+    return ri.analyze(ri.zoo("reversal/rope"), PROMPTS, (), experiments=[few])["atlas"].to_dataset()
+
+
+def test_twins_are_drawn_once_and_what_is_kept_is_what_was_drawn(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("REPO_INTERP_CACHE", str(tmp_path))
+    drawn = null_of_reversal()
+    files = sorted((tmp_path / "twins").iterdir())
+    assert len(files) == 4, "of two twins those on random tokens, and those on prompts"
+    monkeypatch.setattr(atlas_experiment, "fresh_twin", lambda model, seed: pytest.fail("drawn again"))
+    xr.testing.assert_identical(null_of_reversal(), drawn)
+    assert np.isfinite(null_of_reversal(twins=1)["null"].sel(label="induction")).all(), "one twin is the first of two"
+    with pytest.raises(pytest.fail.Exception):
+        null_of_reversal(seed=5)
+    monkeypatch.undo()
+    monkeypatch.setenv("REPO_INTERP_CACHE", str(tmp_path))
+    content = files[0].read_bytes()
+    for damaged in (content[:-3], content.replace(b"0", b"1", 1), b"{}", b"[" * 100_000):
+        files[0].write_bytes(damaged)
+        with pytest.warns(Damaged, match=r"\.json is damaged: the scores of a model with random weights are measured again$"):
+            xr.testing.assert_identical(null_of_reversal(), drawn)
+        assert files[0].read_bytes() == content
+    (tmp_path / "file").write_text("no directory")
+    monkeypatch.setenv("REPO_INTERP_CACHE", str(tmp_path / "file"))
+    xr.testing.assert_identical(null_of_reversal(), drawn)  # nothing can be kept there
+
+
+def test_twins_can_be_declined_and_scores_chosen(run, monkeypatch):
+    monkeypatch.setattr(atlas_experiment, "fresh_twin", lambda model, seed: pytest.fail("drawn"))
+    bridge, prompts = ri.zoo("reversal/repo"), TASK.prompts(2)
+    asked = {"retrieval", "source_mass", "induction"}
+    some = ri.analyze(bridge, prompts, (), experiments=[Atlas(twins=0, sequences=4, scores=tuple(asked))])
+    atlas, whole = some["atlas"].to_dataset(), run["atlas"].to_dataset()
+    assert asked == set(atlas.data_vars) - {"name", "named", "null", "threshold"} and atlas.sizes["twin"] == 0
+    for name in asked:
+        xr.testing.assert_equal(atlas[name], whole[name])
+    at_least = {rule.name: rule.at_least if rule.score in asked else np.nan for rule in RULES}
+    np.testing.assert_array_equal(atlas["threshold"], list(at_least.values()))
+    assert ((atlas["named"].sel(label="retrieval") == 1) == (atlas["retrieval"] > 0.1)).all()
+    assert {"retrieval", "needle"} <= names(some)[2][1] and atlas.attrs["twins"] == 0
+    evidence = [finding.evidence for finding in ri.findings(some) if finding.variable == "retrieval"]
+    assert evidence == ["atlas.retrieval above 0.1; no random-weight controls were asked for"]
+    assert any(table.title == "Heads by name" for table in tables(some))
+    assert "retrieval" in ri.atlas(some) and "distance" not in ri.atlas(some)
+    with pytest.raises(InputError, match="wanted some of previous_token, duplicate_token"):
+        Atlas(scores=("inductive",))
+    with pytest.raises(InputError, match="retrieval are of answers, and no prompt marks a generated token and its source"):
+        ri.analyze(bridge, [[5, 6, 7]], (), experiments=[Atlas(twins=0, scores=("retrieval",))])
+    with pytest.raises(InputError, match="no layer of this model has mirror on these prompts"):
+        ri.analyze(ri.zoo("reversal/nope"), prompts, (), experiments=[Atlas(twins=0, scores=("mirror",))])
+
+
 def test_a_name_needs_its_score_beyond_twins_and_large_and_the_others_within_limits():
     scores = {"one": np.array([[0.1, 0.3, 0.6, np.nan]]), "other": np.array([[0.0, 1.0, 1.0, 1.0]])}
     rule = Rule("a", "one", 0.2, {"other": (0.5, 1.0)})
@@ -132,7 +187,7 @@ def run(runs) -> xr.DataTree:
 
 @pytest.mark.usefixtures("no_figures")
 def test_the_command_writes_the_tables_and_the_page(tmp_path, capsys):
-    options = "--measures three_axis --experiments atlas --count 2 --set atlas.twins=1 --set atlas.sequences=2"
+    options = "--measures three_axis --experiments atlas --count 2 --set atlas.twins=0 --set atlas.sequences=2"
     assert main(["analyze", "reversal/nope", "--length", "4", *options.split(), "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out.replace("\n", "")
     assert "atlas.csv" in said and "Retrieval heads:" in said

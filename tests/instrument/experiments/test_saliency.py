@@ -14,7 +14,7 @@ import repo_interp as ri
 from repo_interp.errors import InputError
 from repo_interp.experiments import Saliency
 from repo_interp.experiments.catalogue import planned
-from repo_interp.models.bridge import model_of
+from repo_interp.models.wrapped import model_of
 from repo_interp.plots.views import saliency as view
 from repo_interp.tasks import Prompt, make_task
 

@@ -18,7 +18,7 @@ from repo_interp.experiments import head_scores as scoring
 from repo_interp.experiments.head_scores import answers_of, head_scores, repeated_tokens
 from repo_interp.measures.kernels.head_patterns import ContentSums, departure_sums, detection_sums, distance_sums, place_sums
 from repo_interp.measures.kernels.mirror import mirror, mirror_score
-from repo_interp.models.bridge import model_of
+from repo_interp.models.wrapped import model_of
 from repo_interp.tasks import Prompt, make_task
 
 THEIRS = ("previous_token", "duplicate_token", "induction")

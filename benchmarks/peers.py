@@ -1,0 +1,292 @@
+"""What a user would write instead: five lines of transformers, and TransformerLens, beside ours, in fresh processes, in turns.
+
+    python -m benchmarks.peers JOB SIDE CHECKPOINT TOKENS FILE     one side of one job: costs as JSON, its numbers to FILE
+
+A job is timed from an opened model to its numbers, `loading` from the start of the process. Each side of a job runs `TURNS` times, in
+turns, and its least CPU time counts: clocks drift, and other processes come and go. The numbers of all sides agree to `TOLERANCE`, or
+the part fails.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from repo_interp.errors import InputError
+
+if TYPE_CHECKING:
+    from benchmarks.running import Row  # which imports pandas
+
+ROWS = 5
+"""Generated tokens, whose rows are asked for."""
+TOLERANCE, TURNS = 1e-5, 2
+DETECTED = ("induction", "previous_token", "duplicate_token", "sink")
+Numbers = np.ndarray
+"""[layer, head, ...]."""
+Side = tuple[Callable[[str], Any], Callable[[Any, list[int]], Numbers]]
+"""How a model is opened, and what is timed: numbers of a model and its tokens."""
+
+
+def prompt_tokens(count: int, vocabulary: int) -> list[int]:
+    """Random tokens after a first one, repeated until there are `count`."""
+    drawn = np.random.default_rng([1, count]).integers(3, vocabulary, (count - 1) // 2).tolist()
+    return ([0, *drawn, *drawn, *drawn])[:count]
+
+
+def spans_of(tokens: list[int]) -> dict[str, list[int]]:
+    """The needle, which the last `ROWS` tokens copy, and the first token."""
+    begin = len(tokens) - ROWS - (len(tokens) - 1) // 2
+    return {"needle": [*range(begin, begin + ROWS)], "first": [0]}
+
+
+# transformers, five lines each ---------------------------------------------------------------------------------------
+
+
+def _stock(checkpoint: str) -> Any:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache  # noqa: F401
+
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    if (Path(checkpoint) / "tokenizer_config.json").is_file():
+        AutoTokenizer.from_pretrained(checkpoint)
+    return model
+
+
+def _rows_over_the_cache(model: Any, tokens: list[int]) -> tuple[Any, Any]:
+    """Attention [layer, head, row, key] of the rows that produce the answer, and their logits: the tokens before them fused."""
+    import torch
+    from transformers import DynamicCache
+
+    ids, cache = torch.tensor([tokens]), DynamicCache(config=model.config)
+    with torch.inference_mode():
+        model(ids[:, : -ROWS - 1], past_key_values=cache, logits_to_keep=1)
+        model.set_attn_implementation("eager")
+        out = model(ids[:, -ROWS - 1 : -1], past_key_values=cache, output_attentions=True)
+    return torch.cat(out.attentions), out.logits[0]
+
+
+def _mass_of_rows(model: Any, tokens: list[int]) -> Numbers:
+    weights, _ = _rows_over_the_cache(model, tokens)
+    return np.stack([weights[..., places].sum(-1).mean(-1).numpy() for places in spans_of(tokens).values()], axis=-1)
+
+
+def _retrieval_of_rows(model: Any, tokens: list[int]) -> Numbers:
+    import torch
+
+    weights, logits = _rows_over_the_cache(model, tokens)
+    strongest, answer = weights.argmax(-1), torch.tensor(tokens[-ROWS:])
+    in_needle = torch.zeros(len(tokens), dtype=torch.bool)
+    in_needle[spans_of(tokens)["needle"]] = True
+    copied = in_needle[strongest] & (torch.tensor(tokens)[strongest] == answer) & (logits.argmax(-1) == answer)
+    return copied.double().mean(-1).numpy()
+
+
+# TransformerLens -----------------------------------------------------------------------------------------------------
+
+
+def _lens(checkpoint: str) -> Any:
+    from transformer_lens.head_detector import detect_head  # noqa: F401
+    from transformer_lens.model_bridge.sources import build_bridge_from_module
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="eager")  # as boot_transformers has it
+    return build_bridge_from_module(model, type(model).__name__, hf_config=model.config, model_name="peer")
+
+
+def _patterns_of_names(tokens: list[int]) -> list[Any]:
+    """What `detect_head` is asked for: three of its own, and attention to the first token."""
+    import torch
+
+    sink = torch.zeros(len(tokens), len(tokens))
+    sink[:, 0] = 1
+    return ["induction_head", "previous_token_head", "duplicate_token_head", sink]
+
+
+def _detected(model: Any, tokens: list[int]) -> Numbers:
+    from transformer_lens.head_detector import detect_head
+
+    _read_as(model, tokens)
+    return np.stack([detect_head(model, "", each).numpy() for each in _patterns_of_names(tokens)], axis=-1)
+
+
+def _detected_over_one_cache(model: Any, tokens: list[int]) -> Numbers:
+    from transformer_lens.head_detector import detect_head
+
+    ids = _read_as(model, tokens)
+    _, cache = model.run_with_cache(ids, remove_batch_dim=True, names_filter=lambda name: name.endswith("hook_pattern"))
+    return np.stack([detect_head(model, "", each, cache=cache).numpy() for each in _patterns_of_names(tokens)], axis=-1)
+
+
+def _read_as(model: Any, tokens: list[int]) -> Any:
+    """The tokens, which `detect_head` makes of text by the model's `to_tokens`."""
+    import torch
+
+    ids = torch.tensor([tokens])
+    object.__setattr__(model, "to_tokens", lambda text: ids)
+    return ids
+
+
+# ours ----------------------------------------------------------------------------------------------------------------
+
+
+def _ours(checkpoint: str) -> Any:
+    import repo_interp as ri
+
+    return ri.open_model(checkpoint)
+
+
+def _ours_with_analyze(checkpoint: str) -> Any:
+    import repo_interp as ri
+
+    assert ri.analyze and ri.experiments.Atlas  # what they import is loading
+    return ri.open_model(checkpoint)
+
+
+def _bridge(checkpoint: str) -> Any:
+    import repo_interp as ri
+
+    return ri.load(checkpoint)
+
+
+def _prompt(tokens: list[int]) -> Any:
+    from repo_interp.tasks.prompt import Prompt
+
+    generated = tuple(range(len(tokens) - ROWS, len(tokens)))
+    return Prompt(tuple(tokens), {name: tuple(places) for name, places in spans_of(tokens).items()}, generated)
+
+
+def _our_mass(model: Any, tokens: list[int]) -> Numbers:
+    import repo_interp as ri
+
+    run = ri.analyze(model, [_prompt(tokens)], ("attention_mass",), progress=lambda done, total: None)
+    return run["attention_mass"]["mass"].sel(span=list(spans_of(tokens)), prompt=0).transpose("layer", "head", "span").values
+
+
+def _atlas(model: Any, tokens: list[int], names: tuple[str, ...], **options: Any) -> Numbers:
+    import repo_interp as ri
+
+    atlas = ri.experiments.Atlas(**options)
+    silent = {"progress": lambda done, total: None, "experiment_progress": lambda name, done, total: None}
+    group = ri.analyze(model, [_prompt(tokens)], (), experiments=[atlas], **silent)["atlas"]
+    return np.stack([group[name].transpose("layer", "head").values for name in names], axis=-1)
+
+
+def _our_names(model: Any, tokens: list[int], **options: Any) -> Numbers:
+    return _atlas(model, tokens, tuple(f"{name}_on_prompts" for name in DETECTED), **options)
+
+
+def _our_four_names(model: Any, tokens: list[int]) -> Numbers:
+    return _our_names(model, tokens, twins=0, scores=tuple(f"{name}_on_prompts" for name in DETECTED))
+
+
+def _our_retrieval(model: Any, tokens: list[int]) -> Numbers:
+    return _atlas(model, tokens, ("retrieval",), twins=0, scores=("retrieval",))[..., 0]
+
+
+def _nothing(model: Any, tokens: list[int]) -> Numbers:
+    return np.zeros(0)
+
+
+JOBS: Mapping[str, Mapping[str, Side]] = {
+    "loading": {
+        "transformers": (_stock, _nothing),
+        "open_model": (_ours, _nothing),
+        "open_model, and all that analyze imports": (_ours_with_analyze, _nothing),
+        "load, a TransformerLens bridge": (_bridge, _nothing),
+    },
+    "mass on spans": {"rows over the cache": (_stock, _mass_of_rows), "attention_mass": (_ours_with_analyze, _our_mass)},
+    "names of heads": {
+        "detect_head, called for each": (_lens, _detected),
+        "atlas, twins kept": (_ours_with_analyze, _our_names),
+        "atlas, these scores, twins=0": (_ours_with_analyze, _our_four_names),
+        "detect_head over one cache": (_lens, _detected_over_one_cache),
+    },
+    "retrieval scores": {
+        "rows over the cache": (_stock, _retrieval_of_rows),
+        "atlas, this score, twins=0": (_ours_with_analyze, _our_retrieval),
+    },
+}
+"""By job, its sides; the first is what the others are compared with."""
+
+
+def peers(given: Namespace, subject: str, job: str, tokens: tuple[int, ...]) -> Iterator[Row]:
+    """A five-line script over transformers' cache, TransformerLens' detect_head and transformers' loading beside ours: fresh processes in
+    turns, the least of two each; CPU seconds without loading (of `loading`, from the start), and all that the process held. The numbers
+    agree to 1e-5.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        directory = _directory(subject, folder)
+        for count in tokens:
+            what = job if job == "loading" else f"{job}, {count} tokens"
+            yield from _in_turns(job, directory, count, Path(folder), what)
+
+
+def _directory(subject: str, folder: str) -> str:
+    """The directory of a fetched model or of one that comes with the package; without either, one with random weights of that shape."""
+    from benchmarks.shapes import checkpoint_of
+    from repo_interp.checkpoint_files.fetched import fetched_directory
+    from repo_interp.shipped import zoo_path
+
+    with suppress(InputError):
+        if found := fetched_directory(subject):
+            return str(found)
+    return str(zoo_path(subject)) if "/" in subject else checkpoint_of(subject, "float32", folder)
+
+
+def _in_turns(job: str, directory: str, tokens: int, folder: Path, what: str) -> Iterator[Row]:
+    spent: dict[str, list[Row]] = {side: [] for side in JOBS[job]}
+    for _ in range(TURNS):
+        for number, side in enumerate(JOBS[job]):
+            spent[side].append(_one(job, side, directory, tokens, folder / f"{number}.npy"))
+    first, *others = JOBS[job]
+    expected = np.load(folder / "0.npy")
+    for number, side in enumerate(others, 1):
+        require_equal(np.load(folder / f"{number}.npy"), expected, f"{what}: {side} differs from {first}")
+    for side, turns in spent.items():
+        beside = {} if side == first else {"beside": f"{what}: {first}"}
+        least = {name: min(turn[name] for turn in turns) for name in turns[0]}
+        yield {"what": f"{what}: {side}", **beside, **least}
+
+
+def require_equal(found: Numbers, expected: Numbers, what: str) -> None:
+    """Raise ValueError, saying `what` it is, where numbers differ by more than `TOLERANCE`, or are none."""
+    difference = np.abs(found - expected).max(initial=0.0)
+    if not difference <= TOLERANCE:
+        raise ValueError(f"{what} by {difference:.2g}; wanted at most {TOLERANCE}")
+
+
+def _one(job: str, side: str, directory: str, tokens: int, file: Path) -> Row:
+    """What one side costs in a process of its own. Raises OSError with the last line that it said where it fails."""
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.peers", job, side, directory, str(tokens), str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TRANSFORMERS_VERBOSITY": "error"})
+    if done.returncode:
+        raise OSError(f"{job}, {side}: {(done.stderr.strip().splitlines() or ['no word'])[-1][:200]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main(job: str, side: str, directory: str, tokens: str, file: str) -> None:
+    """Run one side of one job."""
+    open_model, compute = JOBS[job][side]
+    begun = time.perf_counter()
+    model = open_model(directory)
+    cpu, wall = (0.0, begun) if job == "loading" else (time.process_time(), time.perf_counter())
+    ids = prompt_tokens(int(tokens), json.loads((Path(directory) / "config.json").read_text(encoding="utf-8"))["vocab_size"])
+    np.save(file, compute(model, ids))
+    spent = {"cpu_seconds": time.process_time() - cpu, "wall_seconds": time.perf_counter() - wall}
+    from benchmarks.running import resident
+
+    sys.stdout.write(json.dumps({**spent, "megabytes": resident("VmHWM")}) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

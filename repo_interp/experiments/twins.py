@@ -1,0 +1,88 @@
+"""Random-weight controls of a model, its twins: drawn once per configuration, their largest scores kept for every later analysis.
+
+    CACHE/twins/SHA-256(configuration, layout, seed, libraries, our code, tokens, scores).json        largest score by rule, with a seal
+
+Neither a model's weights nor its name are in the key: a twin of one checkpoint is a twin of every one of its configuration. A file
+that is damaged, or that cannot be written, costs the time of drawing again. Knows nothing about what is scored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from repo_interp.errors import InputError, warn
+from repo_interp.files import cache_directory
+from repo_interp.models.configuration import own_layout_of, plain
+from repo_interp.models.reposition import layout
+from repo_interp.store import POINTS, Damaged
+
+_OWN = ("positions", "models", "measures", "experiments")
+"""Packages of ours that decide what a twin is, and its scores."""
+_IDLE = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")
+"""What configurations of one architecture and size differ in; a twin has float32."""
+
+
+def kept_scores(
+    model: PreTrainedModel,
+    seed: int,
+    asked: Mapping[str, Any],
+    names: Collection[str],
+    compute: Callable[[], dict[str, float]],
+) -> dict[str, float]:
+    """What `compute` returns for the twin of `model` with `seed`: numbers by name, all of `names`.
+
+    Args:
+        model: A repositioned model; its configuration and layout are part of the key.
+        seed: Of the weights.
+        asked: All else that decides the numbers, such as the tokens.
+        names: Of the numbers.
+        compute: Called where they are not kept yet, or damaged.
+    """
+    if not names:
+        return {}
+    config = model.config
+    question = {
+        "config": {name: value for name, value in plain(config).to_dict().items() if name not in _IDLE},
+        "layout": layout(model),
+        "options": own_layout_of(config)[1],
+        "seed": seed,
+        "with": (torch.__version__, transformers.__version__, _own_code()),
+        **asked,
+    }
+    digest = hashlib.sha256(json.dumps(question, sort_keys=True, default=str).encode()).hexdigest()
+    try:
+        file = cache_directory() / "twins" / f"{digest}.json"
+    except InputError:  # no home
+        return compute()
+    if file.is_file():
+        try:
+            point = POINTS.read(file)
+            if point.keys() != set(names) or not all(isinstance(number, float) for number in point.values()):
+                raise ValueError("other names")
+            return point
+        except (OSError, ValueError, RecursionError):
+            warn(f"{file} is damaged: the scores of a model with random weights are measured again", Damaged)
+    point = compute()
+    with suppress(OSError):  # a full disk, or one that is read alone
+        file.parent.mkdir(parents=True, exist_ok=True)
+        POINTS.write(point, file)
+    return point
+
+
+@cache
+def _own_code() -> str:
+    """SHA-256 over our code that twins and their scores come from: a version number does not change with every line."""
+    root, running = Path(__file__).parents[1], hashlib.sha256()
+    for file in sorted(file for package in _OWN for file in (root / package).rglob("*.py")):
+        running.update(file.read_bytes())
+    return running.hexdigest()

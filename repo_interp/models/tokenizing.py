@@ -1,0 +1,44 @@
+"""The tokenizer that reads text for a model: a bridge's own, or the one that a plain model was opened with. Needs no TransformerLens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from repo_interp.models.wrapped import unwrapped
+
+_TOKENIZER, _BOS = "tokenizer", "repo_interp_bos"
+
+
+def tokenizer_of(model: Any) -> Any:
+    """The tokenizer of a bridge, or of a model that `open_model` opened; None for another model, and where there is none."""
+    return getattr(unwrapped(model), _TOKENIZER, None)
+
+
+def reads_with(model: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    """Remember on a model the tokenizer that reads for it, and the BOS that this puts before a text."""
+    prepends = tokenizer is not None and special_tokens_around(tokenizer)[0]
+    object.__setattr__(model, _TOKENIZER, tokenizer)
+    object.__setattr__(model, _BOS, tokenizer.bos_token_id if tokenizer is not None and prepends else None)
+
+
+def prepended_token(model: nn.Module) -> int | None:
+    """The BOS that the tokenizer of `model`, or of the bridge around it, puts before a text; None where it puts none, and without one."""
+    return vars(model).get(_BOS)
+
+
+def special_tokens_around(tokenizer: PreTrainedTokenizerBase) -> tuple[bool, bool]:
+    """Whether `tokenizer` puts BOS before a text, and EOS behind it."""
+    special = set(tokenizer.all_special_ids)
+    words = (token for token in range(len(tokenizer)) if token not in special)
+    encoded: list[int] = []
+    for text in ("a", str(tokenizer.convert_ids_to_tokens(next(words)))):  # "a" may not be a word of a closed vocabulary
+        try:
+            encoded = list(tokenizer(text)["input_ids"])  # pyright: ignore[reportArgumentType, reportCallIssue]
+            break
+        except Exception:  # tokenizers raise a bare one
+            continue
+    around = len(encoded) > 1
+    return around and encoded[0] == tokenizer.bos_token_id, around and encoded[-1] == tokenizer.eos_token_id
