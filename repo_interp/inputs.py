@@ -107,7 +107,7 @@ class AttentionInputs:
         """Whether logits are a dot product of a query's and a key's features and nothing else."""
         return self.softcap is None and self.position_logits is None
 
-    @property
+    @cached_property
     def pair_scaling(self) -> Float[Tensor, "component"]:
         """Factor of each pair's product of query and key, float64: attention_scaling^2; 1 where nothing is rotated."""
         pairs = torch.ones(self.queries.shape[-1] // 2, dtype=torch.float64, device=self.queries.device)
@@ -147,7 +147,9 @@ class AttentionInputs:
         given = {name: tensor for name in TENSORS if (tensor := getattr(self, name)) is not None}
         norms = {name: torch.linalg.vector_norm(tensor, dtype=_wide(tensor)) for name, tensor in given.items()}
         largest = norms["queries"] * norms["keys"] * abs(self.logit_scale)
-        if bool(torch.isfinite(sum(norms.values())) & (largest < _LARGEST)):  # pyright: ignore[reportArgumentType, reportCallIssue]
+        # Times 0, a norm that is finite adds nothing, and another one makes this no number.
+        others = [norm for name, norm in norms.items() if name not in ("queries", "keys")]
+        if bool(sum((0 * norm for norm in others), largest) < _LARGEST):
             return {}
         found = {name: self._first_fault(tensor) for name, tensor in given.items() if not bool(torch.isfinite(norms[name]))}
         faults = {
@@ -254,8 +256,8 @@ def changes_of(tensor: Tensor) -> int:
 
 
 def _row_of_first(prompts: Int[Tensor, "prompt"]) -> int | None:
-    rows = (prompts == 0).nonzero()[:, 0].tolist()
-    return rows[0] if rows else None
+    numbers = prompts.tolist()
+    return numbers.index(0) if 0 in numbers else None
 
 
 def select_heads(inputs: AttentionInputs, heads: Sequence[int]) -> AttentionInputs:

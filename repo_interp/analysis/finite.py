@@ -19,7 +19,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from repo_interp.errors import NotFinite, Unfinished
-from repo_interp.inputs import AttentionInputs
 from repo_interp.measures.statistics import Measure, Statistics
 
 
@@ -67,10 +66,11 @@ class Faults:
         return {"stopped": "\n".join(f"{name}: {why}" for name, why in self.stopped.items())} if self.stopped else {}
 
 
-def fault_in(statistics: Statistics, measure: Measure, inputs: AttentionInputs) -> str | None:
-    """Where the statistics of one layer and batch are not finite; None where they are, or where NaN stands for what is not there."""
-    without = inputs.positions is None or inputs.frequencies is None
-    padded = not bool(inputs.valid.all())
+def fault_in(statistics: Statistics, measure: Measure, without: bool, padded: bool) -> str | None:
+    """Where the statistics of one layer and batch are not finite; None where they are, or where NaN stands for what is not there.
+
+    `without`: the layer has no positions or rotates nothing; `padded`: not all prompts are as long as the longest.
+    """
     for part, arrays in statistics.arrays.items():
         for name, (axes, values) in arrays.values.items():
             if values.dtype.kind != "f" or name in measure.needs.infinite or np.isfinite(values.sum()):

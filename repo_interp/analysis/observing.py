@@ -118,7 +118,15 @@ def observe_batch(
     """
     measures, layers = [measure for measure in request.measures if measure.name not in stopped], request.layers
     parts: dict[str, list[Statistics]] = {measure.name: [] for measure in measures}
-    found, observed = Faults(), 0
+    found, observed, padded = Faults(), 0, not bool(batch.valid.all())
+    judged: list[tuple[str, Callable[[], str | None]]] = []
+
+    def settle() -> None:
+        # On an accelerator after the pass: statistics leave it once, and no layer waits for those before it.
+        for name, fault_of in judged:
+            if name not in found.stopped and (fault := fault_of()) is not None:
+                found.stop(name, fault)
+        judged.clear()
 
     def receive(inputs: AttentionInputs) -> None:
         nonlocal observed
@@ -135,9 +143,12 @@ def observe_batch(
             if (fault := of.fault(measure)) is None:
                 statistics = of.observed_by(measure, batch)
                 parts[measure.name].append(statistics)
-                fault = fault_in(statistics, measure, of.inputs)
-            if fault is not None:
-                found.stop(measure.name, fault)
+                without = inputs.positions is None or inputs.frequencies is None
+                judged.append((measure.name, partial(fault_in, statistics, measure, without, padded)))
+            else:
+                judged.append((measure.name, partial(str, fault)))
+            if inputs.queries.device.type == "cpu":
+                settle()
         observed += 1
         advance(observed)
 
@@ -145,6 +156,7 @@ def observe_batch(
     reading = [measure for measure in measures if measure.needs.predictions]
     with observing(request.bridge, batch.valid, numbers, receive, layers):
         hidden = decode(request.bridge, batch.tokens, batch.valid, None if reading else max(layers, default=None))
+    settle()
     fault = fault_of_outputs(hidden, batch.valid, batch.numbers)
     if fault is not None and not found.stopped:
         found.outputs.append(fault)

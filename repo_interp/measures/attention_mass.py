@@ -14,6 +14,7 @@ Knows nothing about what the spans mean.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 import numpy as np
@@ -26,6 +27,7 @@ from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts, weights_of
 from repo_interp.measures.kernels.heads import HeadBlock, Reduction, Same, over_heads, reduced
 from repo_interp.measures.kernels.memory import SHARED, memory_for
+from repo_interp.measures.kernels.seen_pairs import extents, is_whole, once
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 
@@ -49,46 +51,60 @@ def span_mass(inputs: AttentionInputs, rows: Int[Tensor, "row"], spans: Bool[Ten
 
 @dataclass(frozen=True)
 class SpanMass(Reduction):
-    """Mean weight [prompt, head, span] of some rows on each span, float64."""
+    """Sum of the weights [prompt, head, span] of some rows on each span, float64."""
 
     rows: Same
     """[prompt, row]: the rows whose attention is wanted; -1 beyond those of a prompt."""
+    counts: tuple[int, ...]
+    """Rows of each prompt."""
     masks: Same
-    """[prompt, span, token]"""
+    """[prompt, token, span], float64."""
 
     def start(self, inputs: AttentionInputs) -> Float[Tensor, "prompt head span"]:
         masks = self.masks.tensor
-        return torch.zeros(len(masks), inputs.heads, masks.shape[1], dtype=torch.float64, device=masks.device)
+        return torch.zeros(len(masks), inputs.heads, masks.shape[-1], dtype=torch.float64, device=masks.device)
 
     def add(self, result: Float[Tensor, "prompt head span"], inputs: AttentionInputs, block: HeadBlock) -> None:
-        prompt, tokens = block.prompt[:, 0], block.keys.shape[2]
-        wanted, masks = self.rows.tensor[prompt], self.masks.tensor[prompt].to(torch.float64)
+        prompt, members = block.prompt[:, 0], block.head.shape[1]
+        wanted, masks, parts = self.rows.tensor[prompt], self.masks.tensor[prompt], []
         sinks = None if inputs.sinks is None else inputs.sinks[block.head.flatten()]
-        at_once = max(1, memory_for(wanted.device, SHARED) // (8 * block.head.numel() * tokens))
-        weights = torch.zeros(*block.head.shape, tokens, dtype=torch.float64, device=wanted.device)
+        at_once = max(1, memory_for(wanted.device, SHARED) // (8 * block.head.numel() * masks.shape[1]))
+        ragged = len(set(self.counts)) > 1
         for rows in wanted.split(at_once, -1):
-            index = rows.clamp(min=0)[:, None, :, None]
-            queries = block.queries.gather(2, index.expand(-1, block.head.shape[1], -1, block.queries.shape[-1]))
+            index = (rows.clamp(min=0) if ragged else rows)[:, None, :, None]
+            queries = block.queries.gather(2, index.expand(-1, members, -1, block.queries.shape[-1]))
             logits = queries @ block.keys.mT * inputs.logit_scale
-            logits.masked_fill_(~_seen(inputs, prompt, rows)[:, None], float("-inf"))
+            logits.masked_fill_(_hidden(inputs, prompt, rows)[:, None], float("-inf"))
             of_rows = weights_of(logits.flatten(0, 1), sinks).view_as(logits)
-            weights += of_rows.masked_fill((rows < 0)[:, None, :, None], 0).sum(-2, dtype=torch.float64)
-        rows_of_prompt = (wanted >= 0).sum(-1)[:, None, None]
-        over_heads(result, block, weights @ masks.mT / rows_of_prompt)
+            of_rows = of_rows.masked_fill((rows < 0)[:, None, :, None], 0) if ragged else of_rows
+            parts.append(of_rows.sum(-2, dtype=torch.float64))
+        over_heads(result, block, torch.bmm(torch.stack(parts).sum(0) if parts[1:] else parts[0], masks))
 
     def written_out(self, inputs: AttentionInputs) -> Float[Tensor, "prompt head span"]:
         """The same for any logits, the rows of one prompt at a time."""
-        prompts = (select_prompts(inputs, slice(number, number + 1)) for number in range(len(self.rows.tensor)))
-        parts = zip(prompts, self.rows.tensor, self.masks.tensor, strict=True)
-        return torch.stack([span_mass(prompt, rows[rows >= 0], mask) for prompt, rows, mask in parts])
+        prompts = (select_prompts(inputs, slice(number, number + 1)) for number in range(len(self.counts)))
+        parts = zip(prompts, self.rows.tensor, self.counts, self.masks.tensor, strict=True)
+        return torch.stack([span_mass(prompt, rows[:count], mask.T) * count for prompt, rows, count, mask in parts])
 
 
-def _seen(inputs: AttentionInputs, prompt: Int[Tensor, "any"], rows: Int[Tensor, "any row"]) -> Bool[Tensor, "any row key"]:
-    """The keys that each of the rows of some prompts may attend to; none where a row is -1."""
-    valid = inputs.valid[prompt]
-    distance = rows[..., None] - torch.arange(valid.shape[1], device=rows.device)
-    seen = (distance >= 0) & valid[:, None]
-    return seen if inputs.window is None else seen & (distance < inputs.window)
+def _hidden(inputs: AttentionInputs, prompt: Int[Tensor, "any"], rows: Int[Tensor, "any row"]) -> Bool[Tensor, "any row key"]:
+    """The keys that each of the rows of some prompts may not attend to; all where a row is -1."""
+    keys, rows = torch.arange(inputs.valid.shape[1], device=rows.device), rows[..., None]
+    hidden = keys > rows
+    if not is_whole(inputs.valid):
+        hidden = hidden | ~inputs.valid[prompt][:, None]
+    return hidden if inputs.window is None else hidden | (keys <= rows - inputs.window)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What the spans of a batch ask of every layer."""
+
+    of_heads: SpanMass
+    rows: Float[Tensor, "prompt 1 1"]
+    """How many."""
+    tokens: Float[Tensor, "prompt span"]
+    absent: Bool[Tensor, "prompt span"]
 
 
 @dataclass(frozen=True)
@@ -102,24 +118,20 @@ class AttentionMass(Measure, needs=Needs(spans=("generated",), nan=("mass", "cha
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Mass [prompt, layer, head, span], chance and tokens [prompt, layer, span]; mass is NaN for a span that the prompt lacks."""
         names, asked = list(spans), self._asked(inputs, spans)
-        (mass,) = reduced(inputs, [asked])
-        masks, of_sinks = asked.masks.tensor, {}
+        (mass,) = reduced(inputs, [asked.of_heads])
+        mass, of_sinks, rows = mass / asked.rows, {}, asked.of_heads.rows.tensor
         if inputs.sinks is not None:  # the last mask is that of all tokens
             of_sinks["sink_mass"] = (("prompt", "layer", "head"), 1.0 - mass[..., -1])
-            mass, masks = mass[..., :-1], masks[:, :-1]
-        rows, tokens = asked.rows.tensor, (masks & inputs.valid[:, None]).sum(-1)
-        seen = _seen(inputs, torch.arange(len(rows), device=rows.device), rows).double()
-        share = (seen / seen.sum(-1, keepdim=True).clamp(min=1)).sum(1) / (rows >= 0).sum(-1)[:, None]
-        absent = tokens == 0
-        chance = (masks.double() @ share[..., None])[..., 0].masked_fill(absent, float("nan"))
-        mass = mass.masked_fill(absent[:, None], float("nan"))
+            mass = mass[..., :-1]
+        chance = once(("chance", inputs.window), lambda: self._chance(inputs, asked), rows, inputs.valid)
+        mass = mass.masked_fill(asked.absent[:, None], float("nan"))
         return Statistics(
             per_prompt=arrays(
                 inputs,
                 {
                     "mass": (("prompt", "layer", "head", "span"), mass),
                     "chance": (("prompt", "layer", "span"), chance),
-                    "tokens": (("prompt", "layer", "span"), tokens.double()),
+                    "tokens": (("prompt", "layer", "span"), asked.tokens),
                     **of_sinks,
                 },
                 span=names,
@@ -128,25 +140,38 @@ class AttentionMass(Measure, needs=Needs(spans=("generated",), nan=("mass", "cha
 
     def reductions(self, inputs: AttentionInputs, spans: Spans) -> tuple[Reduction, ...]:
         """The mean weights of the rows on the spans."""
-        return (self._asked(inputs, spans),)
+        return (self._asked(inputs, spans).of_heads,)
 
-    def _asked(self, inputs: AttentionInputs, spans: Spans) -> SpanMass:
-        asked = inputs.results.get(self)  # once per layer: to find the rows is to wait for the device
-        if asked is None:
-            masks = [*spans.values(), *([] if inputs.sinks is None else [inputs.valid])]
-            asked = SpanMass(Same(self._rows(spans["generated"], inputs.valid)), Same(torch.stack(masks, dim=1)))
-            inputs.results[self] = asked
-        return asked
+    def _chance(self, inputs: AttentionInputs, asked: _Asked) -> Float[Tensor, "prompt span"]:
+        rows, spans = asked.of_heads.rows.tensor, asked.tokens.shape[1]
+        seen = (~_hidden(inputs, torch.arange(len(rows), device=rows.device), rows)).double()
+        share = (seen / seen.sum(-1, keepdim=True).clamp(min=1)).sum(1, keepdim=True) / asked.rows
+        return torch.bmm(share, asked.of_heads.masks.tensor[..., :spans])[:, 0].masked_fill(asked.absent, float("nan"))
 
-    def _rows(self, generated: Bool[Tensor, "prompt token"], valid: Bool[Tensor, "prompt token"]) -> Int[Tensor, "prompt row"]:
-        """Numbers of the rows of each prompt, ascending, then -1."""
-        counts, first = generated.sum(-1), valid.to(torch.int8).argmax(-1, keepdim=True)
-        most, unproduced = torch.stack([counts.max(), generated.gather(-1, first).any().long()]).tolist()
+    def _asked(self, inputs: AttentionInputs, spans: Spans) -> _Asked:
+        sinks = inputs.sinks is not None
+        make = partial(self._found, spans, inputs.valid, sinks)
+        return once(("rows", self, *spans, sinks), make, inputs.valid, *spans.values())
+
+    def _found(self, spans: Spans, valid: Bool[Tensor, "prompt token"], sinks: bool) -> _Asked:
+        rows, counts = self._rows(spans["generated"], valid)
+        masks = torch.stack([*spans.values(), *([valid] if sinks else [])], dim=-1).double()
+        tokens = (masks[..., : len(spans)] * valid[..., None]).sum(1)
+        number = torch.tensor(counts, dtype=torch.float64, device=rows.device)[:, None, None]
+        return _Asked(SpanMass(Same(rows), counts, Same(masks)), number, tokens, tokens == 0)
+
+    def _rows(
+        self, generated: Bool[Tensor, "prompt token"], valid: Bool[Tensor, "prompt token"]
+    ) -> tuple[Int[Tensor, "prompt row"], tuple[int, ...]]:
+        """Numbers of the rows of each prompt, ascending, then -1; and how many there are. Waits for the device, once per batch."""
+        of_prompts = generated.tolist()
+        counts = tuple(map(sum, of_prompts))
+        unproduced = any(of_prompt[first] for of_prompt, (first, _, _) in zip(of_prompts, extents(valid), strict=True))
         if unproduced and self.rows == "producing":
             raise InputError("the first token of a prompt is marked generated, but no row produced it; wanted rows 'generated'")
-        rows = generated.to(torch.int8).sort(dim=-1, descending=True, stable=True).indices[:, :most]
-        there = torch.arange(most, device=rows.device) < counts[:, None]
-        return (rows - int(self.rows == "producing")).where(there, -1)
+        rows = generated.to(torch.int8).sort(dim=-1, descending=True, stable=True).indices[:, : max(counts)]
+        there = torch.arange(max(counts), device=rows.device) < torch.tensor(counts, device=rows.device)[:, None]
+        return (rows - int(self.rows == "producing")).where(there, -1), counts
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `attention_mass` of a run."""

@@ -21,7 +21,7 @@ Knows nothing about models; the training length is given to it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -36,7 +36,7 @@ from repo_interp.measures.kernels.gate_sums import position_bias_sums
 from repo_interp.measures.kernels.heads import Reduction, reduced, tokens_between
 from repo_interp.measures.kernels.rotary_components import BANDS, ComponentSums, frequency_bands, layer_frequencies
 from repo_interp.measures.kernels.rotation_angles import EDGES, PER_SIDE, RotationAngles, largest_difference, rotation_angles
-from repo_interp.measures.kernels.seen_pairs import pair_counts
+from repo_interp.measures.kernels.seen_pairs import is_whole, once, pair_counts
 from repo_interp.measures.labels import Arrays, arrays, described, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.positions.rotary import expand_heads
@@ -121,11 +121,17 @@ class Components(Measure):
         (measured,) = reduced(inputs, self.reductions(inputs, spans))
         assert self.training_length is not None
         angles, by_prompt = _angles(inputs, tokens, frequencies, self.sampled_per_side)
-        sums = angles | {
-            "prompts": (("layer",), frequencies.new_full((), len(tokens))),
-            "frequency_sum": (("layer", "component"), frequencies * len(tokens)),
-            "frequency_squares": (("layer", "component"), frequencies.square() * len(tokens)),
-            "length_sum": (("layer",), frequencies.new_full((), len(tokens) * inputs.compared_length(self.training_length))),
+
+        def of_prompts() -> Tensor:
+            return torch.stack([frequencies, frequencies.square()]) * len(tokens)
+
+        sums: Any = angles | {
+            "prompts": (("layer",), np.array(float(len(tokens)))),
+            ("frequency_sum", "frequency_squares"): (
+                ("layer", "component"),
+                once(("sums", len(tokens)), of_prompts, frequencies),
+            ),
+            "length_sum": (("layer",), np.array(float(len(tokens) * inputs.compared_length(self.training_length)))),
             "pairs": (("layer", "distance"), pair_counts(tokens, inputs.window).distance.sum(0)),
             "logit_sum": (("layer", "head", "distance"), measured.logits),
             "position_logit_sum": (("layer", "head", "distance"), position_bias_sums(inputs, tokens)),
@@ -133,8 +139,10 @@ class Components(Measure):
             if self.curves == "head"
             else (("layer", "component", "distance"), measured.components[0]),
         }
-        explained = dict(measured.explained)
-        if bool(frequencies.isnan().all()):
+        if self.prompts == "each":
+            measured = replace(measured, shares=measured.shares.float())
+        explained = measured.explained
+        if inputs.positions is None or inputs.frequencies is None:
             explained["vaf_band"] = torch.full_like(explained["vaf_band"], torch.nan)
         for name, values in explained.items():
             by_prompt[name] = ("prompt", "layer", "head", "band" if name == "vaf_band" else "component"), values
@@ -197,10 +205,13 @@ def _angles(inputs: AttentionInputs, tokens: Tensor, frequencies: Tensor, per_si
     else:
         sums = rotation_angles(inputs.positions, frequencies, tokens, inputs.window, per_side)
         reach = largest_difference(inputs.positions, tokens, inputs.window)
-        reach = reach.masked_fill(reach.isinf(), torch.nan)
         unrotated = (reach[..., None] * frequencies <= STILL).to(torch.float64).mean(-1)
-        unrotated = unrotated.masked_fill(reach.isnan(), torch.nan)
-    pairs, difference = (expand_heads(part[None], inputs.heads)[0] for part in (sums.pairs, sums.difference))
+        if not is_whole(tokens):
+            none = reach.isinf()
+            reach, unrotated = reach.masked_fill(none, torch.nan), unrotated.masked_fill(none, torch.nan)
+    pairs, difference = sums.pairs, sums.difference
+    if len(difference) < inputs.heads:
+        pairs, difference = (expand_heads(part[None], inputs.heads)[0] for part in (pairs, difference))
     return (
         {"turn_pairs": (("layer", "head", "component", "turn"), pairs), "difference_sum": (("layer", "head"), difference)},
         {

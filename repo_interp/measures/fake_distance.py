@@ -30,9 +30,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
-from repo_interp.measures.kernels.fake_logits import Grid, KeyMoments, fake_axes, fake_correlation, key_moments
+from repo_interp.measures.kernels.fake_logits import FakeFit, Turns, fake_axes, fake_fit, key_moments, turns
+from repo_interp.measures.kernels.seen_pairs import extents, once
 from repo_interp.measures.labels import Arrays, arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
+from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import Count, PositiveOrZero
 
 SIGNS = {"causal": 1.0, "printed": -1.0}
@@ -63,12 +65,14 @@ class FakeDistance(Measure, needs=Needs(nan=("r",))):
         """r [prompt, layer, head]; on request the axes of the first prompt."""
         moments = key_moments(inputs.keys, inputs.valid)
         queries, present = last_queries(inputs, self.queries)
-        frequencies, grid, bias = self._frequencies(inputs), self._grid(inputs), bias_by_distance(inputs)
-        r = fake_correlation(queries, moments, frequencies, grid, bias)
-        r = torch.where(present[:, None], r, torch.nan).nanmean(-1)
+        bias = bias_by_distance(inputs)
+        fit = fake_fit(queries, moments, self._turns(inputs), bias)
+        r = fit.correlation
+        if self.queries > 1:
+            r = r.masked_fill(~present[:, None], torch.nan).nanmean(-1, keepdim=True)
         return Statistics(
-            per_prompt=arrays(inputs, {"r": (("prompt", "layer", "head"), r)}),
-            first_prompt=self._first_axes(inputs, queries[:, :, -1], moments, frequencies, grid, bias),
+            per_prompt=arrays(inputs, {"r": (("prompt", "layer", "head"), r[..., 0])}),
+            first_prompt=self._first_axes(inputs, fit, bias),
         )
 
     def _frequencies(self, inputs: AttentionInputs) -> Float[Tensor, "component"]:
@@ -83,42 +87,36 @@ class FakeDistance(Measure, needs=Needs(nan=("r",))):
             frequencies = torch.zeros(components, dtype=torch.float64, device=device)
         return SIGNS[self.sign] * frequencies
 
-    def _grid(self, inputs: AttentionInputs) -> Grid:
-        count = inputs.valid.sum(-1)
-        unit = torch.ones(len(count), 1, dtype=torch.float64, device=count.device)
-        if self.distances == "tokens" or inputs.head_positions is None:
-            return Grid(torch.zeros_like(unit), unit, count)
-        positions, hidden = inputs.head_positions.to(torch.float64), ~inputs.valid[:, None]
+    def _turns(self, inputs: AttentionInputs) -> Turns:
+        if self.distances == "tokens" or inputs.positions is None:
+            shared = () if inputs.frequencies is None else (inputs.frequencies,)
+            name = "turns", self, inputs.scheme if not shared else ""
+            return once(name, lambda: self._by_tokens(inputs), inputs.valid, *shared)
+        frequencies, positions = self._frequencies(inputs), expand_heads(inputs.positions, inputs.heads)
+        positions, hidden = positions.to(torch.float64), ~inputs.valid[:, None]
         last, _ = _last_tokens(inputs.valid, 1)
         last = positions.gather(-1, last[:, None].expand(-1, positions.shape[1], -1))[..., 0]
         nearest = last - positions.masked_fill(hidden, -torch.inf).amax(-1)
         furthest = last - positions.masked_fill(hidden, torch.inf).amin(-1)
-        return Grid(nearest, (furthest - nearest) / (count[:, None] - 1).clamp(min=1), count)
+        step = (furthest - nearest) / (inputs.valid.sum(-1)[:, None] - 1).clamp(min=1)
+        return turns(nearest, step, inputs.valid, frequencies)
 
-    def _first_axes(
-        self,
-        inputs: AttentionInputs,
-        queries: Float[Tensor, "prompt head d_head"],
-        moments: KeyMoments,
-        frequencies: Float[Tensor, "component"],
-        grid: Grid,
-        bias: Float[Tensor, "prompt head distance"] | None,
-    ) -> Arrays:
+    def _by_tokens(self, inputs: AttentionInputs) -> Turns:
+        unit = torch.ones(len(inputs.valid), 1, dtype=torch.float64, device=inputs.valid.device)
+        return turns(0 * unit, unit, inputs.valid, self._frequencies(inputs))
+
+    def _first_axes(self, inputs: AttentionInputs, fit: FakeFit, bias: Float[Tensor, "prompt head distance"] | None) -> Arrays:
         """Axes of the first prompt, where they are asked for and the prompt is in this batch."""
         row = inputs.row_of_first_prompt
         if self.axes == "none" or row is None:
             return Arrays()
         valid = inputs.valid[row]
-        count, tokens = int(valid.sum()), int(valid.nonzero()[-1]) + 1
-        position, semantic = fake_axes(
-            queries[row],
-            inputs.keys[row, :, :tokens],
-            moments.mean[row],
-            frequencies,
-            Grid(grid.start[row, None], grid.step[row, None], grid.count[row, None]),
-            queries.new_zeros(inputs.heads, count) if bias is None else bias[row, :, :count],
-        )
-        semantic = torch.where(valid[:tokens], semantic, 0)
+        _, tokens, count = extents(inputs.valid)[row]
+        level = bias[row, :, :count].mean(-1, keepdim=True) if bias is not None else 0.0
+        rows, rotated = fit.rows[row, :, -1, :count], fit.rotated[row, :, -1]
+        position, semantic = fake_axes(rows, rotated, inputs.keys[row, :, :tokens], level)
+        if tokens > count:
+            semantic = semantic.masked_fill(~valid[:tokens], 0)
         record = {
             "position_axis": (("layer", "head", "distance"), position),
             "semantic_axis": (("layer", "head", "token"), semantic),
@@ -150,13 +148,18 @@ def last_queries(
     tokens, present = _last_tokens(inputs.valid, number)
     index = tokens[:, None, :, None].expand(-1, inputs.heads, -1, inputs.queries.shape[-1])
     queries = inputs.queries.gather(2, index).to(torch.float64) * (inputs.logit_scale * inputs.pair_scaling.repeat(2))
-    return torch.where(present[:, None, :, None], queries, 0), present
+    if min(count for _, _, count in extents(inputs.valid)) < number:
+        queries = queries.masked_fill(~present[:, None, :, None], 0)
+    return queries, present
 
 
 def _last_tokens(
     valid: Bool[Tensor, "prompt token"], number: int
 ) -> tuple[Int[Tensor, "prompt query"], Bool[Tensor, "prompt query"]]:
     """Indices of the last `number` valid tokens in order, and which there are: missing ones come first."""
-    number = min(number, valid.shape[1])
+    return once(("last", number), lambda: _found_last(valid, min(number, valid.shape[1])), valid)
+
+
+def _found_last(valid: Tensor, number: int) -> tuple[Int[Tensor, "prompt query"], Bool[Tensor, "prompt query"]]:
     order = valid.to(torch.int8).argsort(dim=-1, stable=True)[:, -number:]
     return order, valid.gather(-1, order)

@@ -8,26 +8,47 @@ they stay `Arrays` until all layers and prompts are together. Knows nothing abou
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 import xarray as xr
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs
 
-Record = Mapping[str, tuple[Sequence[str], Tensor | np.ndarray]]
-"""Axes and values by name."""
+Record = Mapping[Any, tuple[Sequence[str], Tensor | np.ndarray]]
+"""Axes and values by name; or, by several names, values of which each has one entry of a further first axis."""
+
+
+class _Awaited(NamedTuple):
+    """An array that is still on an accelerator."""
+
+    tensor: Tensor
+    entry: tuple[int, ...]
+    """Which of its first axis, where it is one of several."""
+    layer: int
+    """Where the axis `layer` goes."""
 
 
 @dataclass(frozen=True)
 class Arrays:
     """Arrays with the names of their axes, and labels of axes, which all arrays share."""
 
-    values: Mapping[str, tuple[tuple[str, ...], np.ndarray]] = field(default_factory=dict)
+    given: dict[str, tuple[tuple[str, ...], Any]] = field(default_factory=dict)
+    """By name, axes and array; on an accelerator until one is asked for."""
     labels: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def values(self) -> Mapping[str, tuple[tuple[str, ...], np.ndarray]]:
+        """Axes and array by name. What is on an accelerator leaves it, with all that was made there since, in one copy."""
+        if any(isinstance(array, _Awaited) for _, array in self.given.values()):
+            waiting, _departing[:] = [made for reference in _departing if (made := reference()) is not None], []
+            _fetch([self.given, *(made.given for made in waiting if made.given is not self.given)])
+        return self.given
 
     @classmethod
     def of(cls, given: Arrays | xr.Dataset) -> Arrays:
@@ -58,6 +79,27 @@ class Arrays:
             name: (axes, np.take(v, order, axes.index(axis)) if axis in axes else v) for name, (axes, v) in self.values.items()
         }
         return Arrays(values, {**self.labels, axis: self.labels[axis][order]})
+
+
+_departing: list[weakref.ref[Arrays]] = []
+"""Those that hold what is on an accelerator."""
+
+
+def _fetch(records: Sequence[dict[str, tuple[tuple[str, ...], Any]]]) -> None:
+    """Put arrays in the places of what is awaited, by one copy for each device and kind of numbers."""
+    places = [(record, name) for record in records for name, (_, array) in record.items() if isinstance(array, _Awaited)]
+    tensors = {id(tensor): tensor for record, name in places for tensor in record[name][1][:1]}
+    kinds: dict[Any, list[Tensor]] = {}
+    for tensor in tensors.values():
+        kinds.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+    here: dict[int, np.ndarray] = {}
+    for of_kind in kinds.values():
+        together = torch.cat([tensor.reshape(-1) for tensor in of_kind]).cpu()
+        for tensor, part in zip(of_kind, together.split([tensor.numel() for tensor in of_kind]), strict=True):
+            here[id(tensor)] = part.view(tensor.shape).numpy()
+    for record, name in places:
+        axes, (tensor, entry, layer) = record[name]
+        record[name] = axes, np.expand_dims(here[id(tensor)][entry], layer)
 
 
 def joined(parts: Sequence[Arrays], axis: str) -> Arrays:
@@ -152,15 +194,22 @@ def arrays(inputs: AttentionInputs, record: Record, **labels: Any) -> Arrays:
         "token": np.arange(inputs.valid.shape[1]),
     } | labels
     used = dict.fromkeys(axis for axes, _ in record.values() for axis in axes)
-    return Arrays(
-        {name: (tuple(axes), _with_layer(axes, values)) for name, (axes, values) in record.items()},
-        {axis: np.asarray(known[axis]) for axis in used if axis in known},
-    )
-
-
-def _with_layer(axes: Sequence[str], values: Tensor | np.ndarray) -> np.ndarray:
-    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-    return np.expand_dims(array, list(axes).index("layer"))
+    given = {}
+    for names, (axes, values) in record.items():
+        several, layer = not isinstance(names, str), list(axes).index("layer")
+        if isinstance(values, Tensor):
+            values = values.detach() if values.requires_grad else values
+            values = values if values.device.type != "cpu" else values.numpy()
+        for number, name in enumerate(names if several else (names,)):
+            entry = (number,) if several else ()
+            if isinstance(values, Tensor):
+                given[name] = tuple(axes), _Awaited(values, entry, layer)
+            else:
+                given[name] = tuple(axes), np.expand_dims(np.asarray(values)[entry], layer)
+    made = Arrays(given, {axis: np.asarray(known[axis]) for axis in used if axis in known})
+    if any(isinstance(array, _Awaited) for _, array in given.values()):
+        _departing.append(weakref.ref(made))
+    return made
 
 
 def of_layer(inputs: AttentionInputs, axes: Sequence[str], values: Tensor | np.ndarray, **coordinates: Any) -> xr.DataArray:

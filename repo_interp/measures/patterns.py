@@ -24,6 +24,7 @@ Knows nothing about what the positions mean.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Literal
 
 import numpy as np
@@ -34,10 +35,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
-from repo_interp.measures.kernels.rank_trend import counts_tokens, rank_trend, slope, trend_null
+from repo_interp.measures.kernels.rank_trend import Index, counts_tokens, rank_trend, slope, trend_null
+from repo_interp.measures.kernels.seen_pairs import extents, once
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.positions.layouts import LEARNED
+from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import PositiveOrZero
 
 PATTERNS = ("constant", "mono", "hybrid")
@@ -68,50 +71,88 @@ def chunk_patterns(
     Chunks count from a prompt's first valid token, on whichever side its padding stands. `last_chunk` is "drop" or "keep"; a kept
     chunk of one token is constant.
     """
-    return _patterns(*_chunks(positions, valid, chunk_size, last_chunk), epsilon)
+    found = _chunks(*_from_first_valid(positions, valid), (chunk_size,), last_chunk)
+    return _patterns(found, epsilon)
+
+
+@dataclass(frozen=True)
+class _Chunks:
+    """Chunks of several sizes, one size after the other."""
+
+    of_size: dict[int, slice]
+    size: Int[Tensor, "chunk"]
+    values: Float[Tensor, "... chunk token"]
+    full: Bool[Tensor, "... chunk"]
+    known: Bool[Tensor, "... chunk"]
+    """Whether it is one: full, or kept."""
+    spread: Float[Tensor, "... chunk"]
+    """Largest |z - mean|."""
+    mono: Bool[Tensor, "... chunk"]
+    """Whether it strictly increases or decreases."""
 
 
 def _chunks(
-    positions: Float[Tensor, "... token"], valid: Bool[Tensor, "... token"], chunk_size: int, last_chunk: str
-) -> tuple[Bool[Tensor, "... chunk"], Float[Tensor, "... chunk"], Bool[Tensor, "... chunk"]]:
-    """Of every chunk, whether it is one, its largest |z - mean|, and whether it strictly increases or decreases."""
-    positions, valid = _from_first_valid(*torch.broadcast_tensors(positions.double(), valid))
-    missing = -positions.shape[-1] % chunk_size
-    chunks = torch.nn.functional.pad(positions, (0, missing)).unflatten(-1, (-1, chunk_size))
-    present = torch.nn.functional.pad(valid, (0, missing)).unflatten(-1, (-1, chunk_size))
-    tokens = present.sum(-1)
+    positions: Float[Tensor, "... token"], valid: Bool[Tensor, "... token"], sizes: tuple[int, ...], last_chunk: str
+) -> _Chunks:
+    of_size, index, size = _places(positions.shape[-1], sizes, positions.device)
+    chunks, present = (torch.nn.functional.pad(values, (0, 1))[..., index] for values in (positions, valid))
+    tokens, missing = present.sum(-1), ~present
     mean = (chunks * present).sum(-1) / tokens.clamp_min(1)
-    spread = (chunks - mean[..., None]).abs_().masked_fill_(~present, 0).amax(-1)
-    step, both = chunks.diff(dim=-1), present[..., 1:] & present[..., :-1]
-    mono = ((step > 0) | ~both).all(-1) | ((step < 0) | ~both).all(-1)
-    enough = tokens == chunk_size if last_chunk == "drop" else tokens > 0
-    return enough & torch.isfinite(mean), spread, mono
+    spread = (chunks - mean[..., None]).abs_().masked_fill_(missing, 0).amax(-1)
+    # Valid tokens stand first: where a token is there, so is the one before it.
+    step, after = chunks.diff(dim=-1), missing[..., 1:]
+    mono = ((step > 0) | after).all(-1) | ((step < 0) | after).all(-1)
+    full = tokens == size
+    known = (full if last_chunk == "drop" else tokens > 0) & (mean - mean == 0)
+    return _Chunks(of_size, size, chunks, full, known, spread, mono)
 
 
-def _patterns(
-    known: Bool[Tensor, "... chunk"], spread: Float[Tensor, "... chunk"], mono: Bool[Tensor, "... chunk"], epsilon: float
-) -> Int[Tensor, "... chunk"]:
-    pattern = torch.where(spread <= epsilon, 0, torch.where(mono, 1, 2))
-    return torch.where(known, pattern, -1)
+@lru_cache(maxsize=16)
+def _places(
+    tokens: int, sizes: tuple[int, ...], device: torch.device
+) -> tuple[dict[int, slice], Int[Tensor, "chunk token"], Int[Tensor, "chunk"]]:
+    """Where the chunks of every size stand; the tokens of each, `tokens` where it has no more; and the size of each."""
+    step, of_size, index = torch.arange(max(sizes)), {}, []
+    for size in sizes:
+        starts = torch.arange(0, tokens, size)[:, None]
+        first = sum(map(len, index))
+        of_size[size] = slice(first, first + len(starts))
+        index.append((starts + step).where(step < size, tokens).clamp_max(tokens))
+    size_of = torch.cat([torch.full((len(some),), size) for size, some in zip(sizes, index, strict=True)])
+    return of_size, torch.cat(index).to(device), size_of.to(device)
 
 
-def _counts(
-    known: Bool[Tensor, "... chunk"],
-    spread: Float[Tensor, "... chunk"],
-    mono: Bool[Tensor, "... chunk"],
-    epsilons: Float[Tensor, "epsilon"],
-) -> Int[Tensor, "epsilon pattern"]:
-    """How many chunks have each pattern, for every tolerance at once."""
-    constant = spread[..., None] <= epsilons
-    mono = mono[..., None].expand_as(constant)
-    of_patterns = torch.stack([constant, ~constant & mono, ~constant & ~mono], -1) & known[..., None, None]
-    return of_patterns.flatten(0, -3).sum(0)
+def _patterns(chunks: _Chunks, epsilon: float) -> Int[Tensor, "... chunk"]:
+    return chunks.known * ((chunks.spread > epsilon) * (2 - chunks.mono.long()) + 1) - 1
+
+
+def _counts(chunks: _Chunks) -> Float[Tensor, "size epsilon pattern"]:
+    """How many chunks of each size have each pattern, for every tolerance at once."""
+    epsilons, of_size = once("grid", lambda: _grid(chunks.size), chunks.size)
+    varied = (chunks.spread[..., None] > epsilons) & chunks.known[..., None]
+    mono, known = varied & chunks.mono[..., None], chunks.known[..., None].expand_as(varied)
+    of_chunks = torch.stack([known, varied, mono], -1).flatten(0, -4).sum(0, dtype=torch.float64)
+    known, varied, mono = torch.mm(of_size, of_chunks.flatten(1)).unflatten(1, (-1, 3)).unbind(-1)
+    return torch.stack([known - varied, mono, varied - mono], -1)
+
+
+def _grid(size: Int[Tensor, "chunk"]) -> tuple[Float[Tensor, "epsilon"], Float[Tensor, "size chunk"]]:
+    """The tolerances, and which chunks have each size."""
+    of_size = size == torch.tensor(CHUNK_SIZES, device=size.device)[:, None]
+    return torch.tensor(EPSILONS, dtype=torch.float64, device=size.device), of_size.to(torch.float64)
 
 
 def _from_first_valid(positions: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    order, present = once("first valid", lambda: _order(valid), valid)
+    positions, order = torch.broadcast_tensors(positions.double(), order)
+    return positions.gather(-1, order), present
+
+
+def _order(valid: Bool[Tensor, "... token"]) -> tuple[Int[Tensor, "... token"], Bool[Tensor, "... token"]]:
+    """The tokens of every prompt from its first valid one on, and which of these are valid."""
     first = valid.to(torch.int8).argmax(-1, keepdim=True)
     order = (torch.arange(valid.shape[-1], device=valid.device) + first) % valid.shape[-1]
-    return positions.gather(-1, order), valid.gather(-1, order)
+    return order, valid.gather(-1, order)
 
 
 @dataclass(frozen=True)
@@ -128,40 +169,44 @@ class Patterns(Measure, needs=Needs(tensors=("positions",), nan=("trend", "trend
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Chunk patterns, trends, and where positions are learned the chunks of each pattern over a grid of sizes and tolerances."""
-        positions = inputs.positions
+        learned, positions = inputs.scheme in LEARNED, inputs.positions
         if positions is None:
             positions = torch.full_like(inputs.valid[:, None], torch.nan, dtype=torch.double)
-        valid, sharing = inputs.valid[:, None], inputs.heads // positions.shape[1]
-        chunks = chunk_patterns(positions, valid, self.chunk_size, self.epsilon, self.last_chunk)
-        counts = np.zeros((len(CHUNK_SIZES), len(EPSILONS), len(PATTERNS)))
-        if inputs.scheme in LEARNED:
-            epsilons = torch.tensor(EPSILONS, dtype=torch.float64, device=positions.device)
-            of_sizes = [_counts(*_chunks(positions, valid, size, self.last_chunk), epsilons) for size in CHUNK_SIZES]
-            counts = sharing * torch.stack(of_sizes).cpu().numpy()
-        of_head = ("prompt", "layer", "head")
-        trends, null = np.full((2, *positions.shape[:2]), np.nan), np.full(len(positions), np.nan)
-        within = np.zeros((2, positions.shape[1]))
-        for row, (of_rows, present) in enumerate(zip(positions.double().cpu().numpy(), inputs.valid.cpu().numpy(), strict=True)):
-            values = of_rows[:, present]
-            whole = values[:, : values.shape[1] // self.chunk_size * self.chunk_size]
-            of_chunks = rank_trend(whole.reshape(len(values), -1, self.chunk_size))
-            trends[:, row], null[row] = (rank_trend(values), slope(values)), trend_null(values.shape[1])
-            within += np.nansum(of_chunks, axis=1), np.isfinite(of_chunks).sum(1)
-        trends, within = np.repeat(trends, sharing, axis=-1), np.repeat(within, sharing, axis=-1)
+        shown = once("heads", lambda: inputs.valid[:, None].clone(), inputs.valid)
+        aligned, present = _from_first_valid(positions, shown)
+        index = once("index", lambda: Index(present), shown)
+        sizes = CHUNK_SIZES if learned and self.chunk_size in CHUNK_SIZES else (self.chunk_size,)
+        found, counts = (
+            _chunks(aligned, present, sizes, self.last_chunk),
+            np.zeros((len(CHUNK_SIZES), len(EPSILONS), len(PATTERNS))),
+        )
+        if learned:
+            grid = found if sizes is CHUNK_SIZES else _chunks(aligned, present, CHUNK_SIZES, self.last_chunk)
+            counts = (inputs.heads // positions.shape[1]) * _counts(grid).double()
+        some = found.of_size[self.chunk_size]
+        of_chunks = rank_trend(found.values[..., some, : self.chunk_size]).masked_fill_(~found.full[..., some], torch.nan)
+        trend = rank_trend(aligned, index)
+        if inputs.positions is None:
+            of_chunks, trend = of_chunks.fill_(torch.nan), trend.fill_(torch.nan)
+        within = torch.stack([of_chunks.nansum((0, -1)), (of_chunks == of_chunks).sum((0, -1))])
+        trends = expand_heads(torch.stack([trend, slope(aligned, index)], -1), inputs.heads)
+        within, of_head = expand_heads(within, inputs.heads), ("prompt", "layer", "head")
+        null = np.array([trend_null(count) for _, _, count in extents(inputs.valid)])
         per_prompt = {
-            "trend": (of_head, trends[0]),
-            "trend_slope": (of_head, trends[1]),
+            ("trend", "trend_slope"): (of_head, trends.movedim(-1, 0)),
             "trend_null": (of_head[:2], null),
-            "chunk_pattern": ((*of_head, "chunk"), chunks.to(torch.int8).repeat_interleave(sharing, dim=1)),
+            "chunk_pattern": (
+                (*of_head, "chunk"),
+                expand_heads(_patterns(found, self.epsilon)[..., some].to(torch.int8), inputs.heads),
+            ),
         }
         sums = {
-            "chunk_trend": (of_head[1:], within[0]),
-            "chunk_trend_chunks": (of_head[1:], within[1]),
+            ("chunk_trend", "chunk_trend_chunks"): (of_head[1:], within),
             "sensitivity_chunks": (("layer", "chunk_size", "epsilon", "pattern"), counts),
-            "learned": (("layer",), np.array(float(inputs.scheme in LEARNED))),
+            "learned": (("layer",), np.array(float(learned))),
         }
         return Statistics(
-            per_prompt=arrays(inputs, per_prompt, chunk=range(chunks.shape[-1])),
+            per_prompt=arrays(inputs, per_prompt, chunk=range(some.stop - some.start)),
             sums=arrays(inputs, sums, chunk_size=CHUNK_SIZES, epsilon=EPSILONS, pattern=PATTERNS),
         )
 

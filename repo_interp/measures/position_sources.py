@@ -155,7 +155,8 @@ class PositionSources(SegmentMeasure):
             null[row] = trend_null(len(tokens))
             if inputs.gate_features is None:  # gates that rise with the token index count no tokens
                 # Of all tokens, as in `patterns`, so that both call the same heads counters.
-                trend[row] = rank_trend(quantity[row][:, valid].astype(float))
+                known = quantity[row][:, valid].astype(float)
+                trend[row] = np.where(np.isnan(known).any(-1), np.nan, rank_trend(torch.from_numpy(known)).numpy())
             index = 1 + np.sort(np.random.default_rng(contents[row]).permutation(len(tokens) - 1)[:count])
             used = slice(len(index))
             values[row, :, used] = quantity[row][:, valid][:, index]

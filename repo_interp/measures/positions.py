@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
+from repo_interp.measures.kernels.seen_pairs import is_whole, once
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 
@@ -27,6 +28,8 @@ _TEXTS = {
 
 def position_range(positions: Float[Tensor, "... token"], valid: Bool[Tensor, "... token"]) -> Float[Tensor, "..."]:
     """Largest minus smallest position of the valid tokens, in positions. 0 for a constant head; -inf where no token is valid."""
+    if is_whole(valid):
+        return positions.amax(-1) - positions.amin(-1)
     infinity = float("inf")
     largest = positions.masked_fill(~valid, -infinity).amax(-1)
     smallest = positions.masked_fill(~valid, infinity).amin(-1)
@@ -44,10 +47,14 @@ class Positions(Measure, needs=Needs(tensors=("positions",), nan=tuple(_TEXTS)))
         positions = inputs.head_positions
         if positions is None:
             positions = torch.full_like(inputs.queries[..., 0], torch.nan)
-        valid = inputs.valid[:, None]
+        valid, ranges = once("heads", lambda: inputs.valid[:, None].clone(), inputs.valid), positions.double()
+        positions = positions.float()
         record = {
-            "position": (("prompt", "layer", "head", "token"), positions.float().masked_fill(~valid, torch.nan)),
-            "position_range": (("prompt", "layer", "head"), position_range(positions.double(), valid)),
+            "position": (
+                ("prompt", "layer", "head", "token"),
+                positions if is_whole(valid) else positions.masked_fill(~valid, torch.nan),
+            ),
+            "position_range": (("prompt", "layer", "head"), position_range(ranges, valid)),
         }
         return Statistics(per_prompt=arrays(inputs, record))
 

@@ -21,6 +21,7 @@ Knows nothing about what a prompt says.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -28,7 +29,7 @@ import numpy as np
 import torch
 import xarray as xr
 from annotated_types import Interval
-from jaxtyping import Bool, Complex, Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from repo_interp.errors import InputError
@@ -37,6 +38,7 @@ from repo_interp.measures.kernels.closed_form import ClosedForm, Semantic
 from repo_interp.measures.kernels.heads import Reduction, reduced
 from repo_interp.measures.kernels.memory import CORE, memory_for
 from repo_interp.measures.kernels.rotation_angles import largest_difference
+from repo_interp.measures.kernels.seen_pairs import is_whole, once
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.positions.layouts import LEARNED
@@ -53,6 +55,7 @@ _MEANS = {
     "query_deviation": ("mean distance of the query's pair from its mean in the prompt", "1"),
     "key_deviation": ("mean distance of the key's pair from its mean in the prompt", "1"),
 }
+_ORDER = [name for side in ("query", "key") for name in _MEANS if name.startswith(side)]
 _OTHERS = {
     "start_angle": ("angle from the mean key pair to the mean query pair", "rad"),
     "max_rotation": ("largest rotation of the pair", "rad"),
@@ -65,12 +68,9 @@ _OTHERS = {
 class PairStatistics:
     """Means over tokens of the pairs of a head, one entry per component, float64."""
 
-    query_norm: Float[Tensor, "*head component"]
-    key_norm: Float[Tensor, "*head component"]
-    query_mean: Complex[Tensor, "*head component"]
-    key_mean: Complex[Tensor, "*head component"]
-    query_deviation: Float[Tensor, "*head component"]
-    key_deviation: Float[Tensor, "*head component"]
+    queries: Float[Tensor, "4 *head component"]
+    """Mean norm, mean (real and imaginary part), and mean distance from the mean."""
+    keys: Float[Tensor, "4 *head component"]
 
 
 @dataclass(frozen=True)
@@ -96,26 +96,19 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Sums over tokens of each component; rotations and closed-form correlations of each prompt."""
-        tokens = inputs.valid.sum(-1).to(torch.float64)
+        tokens = once("tokens", lambda: inputs.valid.sum(-1, dtype=torch.float64), inputs.valid)
         if _rotates(inputs):
             statistics, rotation, closed_form = self._pairs(inputs)
             (correlation,), weight = reduced(inputs, [closed_form]), tokens[:, None, None]
         else:
-            nothing = torch.full((*inputs.queries.shape[:2], inputs.queries.shape[-1] // 2), torch.nan, dtype=torch.float64)
-            statistics, rotation, correlation, weight = _nothing(nothing), nothing, nothing[..., 0], 1
-        means = {
-            "query_norm": statistics.query_norm,
-            "key_norm": statistics.key_norm,
-            "query_mean_re": statistics.query_mean.real,
-            "query_mean_im": statistics.query_mean.imag,
-            "key_mean_re": statistics.key_mean.real,
-            "key_mean_im": statistics.key_mean.imag,
-            "query_deviation": statistics.query_deviation,
-            "key_deviation": statistics.key_deviation,
-        }
+            shape = (*inputs.queries.shape[:2], inputs.queries.shape[-1] // 2)
+            rotation = torch.full(shape, torch.nan, dtype=torch.float64, device=tokens.device)
+            nothing = rotation.expand(4, *shape)
+            statistics, correlation, weight = PairStatistics(nothing, nothing), rotation[..., 0], 1
+        means = (weight * torch.stack([statistics.queries, statistics.keys])).sum(2).flatten(0, 1)
         of_component = ("layer", "head", "component")
         components = range(rotation.shape[-1])
-        sums = {name: (of_component, (weight * mean).sum(0)) for name, mean in means.items()}
+        sums = {tuple(_ORDER): (of_component, means)}
         others = {"tokens": (("layer",), tokens.sum()), "scaling": (("layer", "component"), tokens.sum() * inputs.pair_scaling)}
         per_prompt = {
             "max_rotation": (("prompt", *of_component), rotation),
@@ -135,17 +128,18 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
         if self not in inputs.results:
             statistics, rotation = pair_statistics(inputs), max_rotation(inputs, self.training_length)
             chosen = self.slow_dominating(statistics, rotation, inputs.pair_scaling)
-            inputs.results[self] = statistics, rotation, ClosedForm(chosen, statistics.key_mean, self.semantic)
+            inputs.results[self] = statistics, rotation, ClosedForm(chosen, statistics.keys[1:3], self.semantic)
         return inputs.results[self]
 
     def slow_dominating(
         self, pairs: PairStatistics, rotation: Float[Tensor, "*head component"], scaling: Float[Tensor, "*any component"]
     ) -> Bool[Tensor, "*head component"]:
         """Whether each component is prominent, stable, slow, and still where it starts near pi."""
-        product = pairs.query_norm * pairs.key_norm * scaling
+        (query_norm, *query_mean, _), (key_norm, *key_mean, key_deviation) = pairs.queries, pairs.keys
+        product, query_mean, key_mean = query_norm * key_norm * scaling, torch.complex(*query_mean), torch.complex(*key_mean)
         prominent = product >= self.prominence * product.median(-1, keepdim=True).values
-        stable = pairs.key_deviation <= self.stability * pairs.key_mean.abs()
-        start = (pairs.query_mean * pairs.key_mean.conj()).angle().abs()
+        stable = key_deviation <= self.stability * key_mean.abs()
+        start = (query_mean * key_mean.conj_physical()).angle().abs()
         still = (torch.pi - start > self.near_pi) | (rotation <= self.still)
         return prominent & stable & (rotation <= self.slow) & still
 
@@ -156,11 +150,8 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
         key_mean = group["key_mean_re"] + 1j * group["key_mean_im"]
         query_mean = group["query_mean_re"] + 1j * group["query_mean_im"]
         rotation = per_prompt["max_rotation"].max("prompt")
-        pairs = PairStatistics(
-            *(torch.from_numpy(group[name].values) for name in ("query_norm", "key_norm")),
-            *(torch.from_numpy(mean.values) for mean in (query_mean, key_mean)),
-            *(torch.from_numpy(group[name].values) for name in ("query_deviation", "key_deviation")),
-        )
+        of_both = torch.from_numpy(np.stack([group[name].values for name in _ORDER]))
+        pairs = PairStatistics(*of_both.chunk(2))
         rotation = rotation.transpose(*key_mean.dims)
         scaling = torch.from_numpy((sums["scaling"] / sums["tokens"]).values)[:, None]
         slow = self.slow_dominating(pairs, torch.from_numpy(rotation.values), scaling).numpy().astype(np.int8)
@@ -176,17 +167,15 @@ def _rotates(inputs: AttentionInputs) -> bool:
     return inputs.frequencies is not None and inputs.positions is not None
 
 
-def _nothing(nan: Float[Tensor, "*head component"]) -> PairStatistics:
-    nowhere = torch.complex(nan, nan)
-    return PairStatistics(nan, nan, nowhere, nowhere, nan, nan)
-
-
 def pair_statistics(inputs: AttentionInputs) -> PairStatistics:
     """Statistics [prompt, head, component] over the valid tokens of every prompt; NaN where it has none."""
-    queries = _moments(inputs.queries, inputs.valid)
-    keys = [expand_heads(part, inputs.heads) for part in _moments(inputs.keys, inputs.valid)]
-    ordered = [part for both in zip(queries, keys, strict=True) for part in both]
-    return PairStatistics(*ordered)
+    if memory_for(inputs.valid.device, 0):
+        queries, keys = _moments((inputs.queries, inputs.keys), inputs.valid).split([inputs.heads, inputs.kv_heads], 2)
+    else:
+        queries, keys = (_moments((features,), inputs.valid) for features in (inputs.queries, inputs.keys))
+    if inputs.kv_heads < inputs.heads:
+        keys = expand_heads(keys.flatten(0, 1), inputs.heads).unflatten(0, keys.shape[:2])
+    return PairStatistics(queries, keys)
 
 
 def max_rotation(inputs: AttentionInputs, training_length: int | None) -> Float[Tensor, "prompt head component"]:
@@ -206,35 +195,32 @@ def max_rotation(inputs: AttentionInputs, training_length: int | None) -> Float[
 
 
 def _moments(
-    features: Float[Tensor, "prompt head token d_head"], valid: Bool[Tensor, "prompt token"]
-) -> tuple[
-    Float[Tensor, "prompt head component"],
-    Complex[Tensor, "prompt head component"],
-    Float[Tensor, "prompt head component"],
-]:
-    """Mean norm, mean, and mean distance from the mean, of each pair over the valid tokens."""
-    prompts, heads, tokens, width = features.shape
-    exact = torch.float64 if features.dtype == torch.float64 else torch.float32
-    count = valid.sum(-1, dtype=torch.float64)[:, None, None]
-    at_once = max(1, memory_for(features.device, CORE) // (prompts * heads * width * exact.itemsize))
-    stretches = [slice(start, start + at_once) for start in range(0, tokens, at_once)]
-    hidden = None if bool(valid.all()) else ~valid[:, None, :, None]
+    features: tuple[Float[Tensor, "prompt some token d_head"], ...], valid: Bool[Tensor, "prompt token"]
+) -> Float[Tensor, "4 prompt head component"]:
+    """Mean norm, mean, and mean distance from the mean, of each pair of all the features' heads over the valid tokens."""
+    (prompts, _, tokens, width), heads = features[0].shape, sum(part.shape[1] for part in features)
+    exact = torch.float64 if features[0].dtype == torch.float64 else torch.float32
+    count = once("count", lambda: valid.sum(-1, dtype=torch.float64)[:, None, None], valid)
+    at_once = max(1, memory_for(valid.device, CORE) // (prompts * heads * width * exact.itemsize))
+    hidden = None if is_whole(valid) else ~valid[:, None, :, None]
 
-    def known(of: Tensor, some: slice) -> Tensor:
-        return of if hidden is None else of.masked_fill(hidden[:, :, some], 0)
+    def stretch(start: int) -> Tensor:
+        parts = [part[:, :, start : start + at_once].to(exact) for part in features]
+        return torch.cat(parts, 1) if parts[1:] else parts[0]
 
-    norm, mean, deviation = 0.0, 0.0, 0.0
-    for some in stretches:
-        part = known(features[:, :, some].to(exact), some)
-        norm = norm + _pair_norm(part).sum(-2).to(torch.float64) / count
-        mean = mean + part.sum(-2).to(torch.float64) / count
-    assert isinstance(mean, Tensor)
-    level = mean[..., None, :].to(exact)
-    for some in stretches:
-        distance = known(_pair_norm(features[:, :, some].to(exact) - level), some)
-        deviation = deviation + distance.sum(-2).to(torch.float64) / count
-    assert isinstance(norm, Tensor) and isinstance(deviation, Tensor)
-    return norm, torch.complex(*mean.chunk(2, -1)), deviation
+    def mean(of: Callable[[Tensor], Tensor]) -> Tensor:
+        sums = []
+        for start in range(0, tokens, at_once):
+            part = of(whole if whole is not None else stretch(start))
+            part = part if hidden is None else part.masked_fill(hidden[:, :, start : start + at_once], 0)
+            sums.append(part.sum(-2).to(torch.float64))
+        return (torch.stack(sums).sum(0) if sums[1:] else sums[0]) / count
+
+    whole = stretch(0) if at_once >= tokens else None
+    level = mean(lambda part: part)
+    rounded = level[..., None, :].to(exact)
+    norm, deviation = mean(_pair_norm), mean(lambda part: _pair_norm(part - rounded))
+    return torch.stack([norm, *level.chunk(2, -1), deviation])
 
 
 def _pair_norm(features: Float[Tensor, "... d_head"]) -> Float[Tensor, "... component"]:

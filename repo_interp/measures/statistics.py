@@ -106,7 +106,7 @@ def checked_statistics(given: Any, measure: str) -> Statistics:
         raise InputError(f"{called(MEASURES, measure)} observes {type(given).__name__}; wanted Statistics")
     for part, wanted in _AXES.items():
         arrays = given.arrays[part]
-        for name, (axes, _) in arrays.values.items():
+        for name, (axes, _) in arrays.given.items():
             absent = [axis for axis in wanted if axis not in axes or axis not in arrays.labels]
             if absent:
                 raise InputError(
@@ -264,7 +264,7 @@ def merge(parts: Sequence[Statistics]) -> Statistics:
     Raises ValueError when two parts hold the same prompt of the same layer.
     """
     combined = {"per_prompt": _concatenate_prompts, "sums": added, "first_prompt": _only}
-    given = {name: [part.arrays[name] for part in parts if part.arrays[name].values] for name in STATISTICS}
+    given = {name: [part.arrays[name] for part in parts if part.arrays[name].given] for name in STATISTICS}
     return Statistics(**{name: _by_layer(given[name], combined[name]) for name in STATISTICS})
 
 

@@ -45,6 +45,7 @@ from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.kernels.axis_fit import (
     AdditivePairs,
     additive_pairs,
+    additive_pairs_of,
     fit_axes,
     fit_correlation,
     fit_pairs,
@@ -54,6 +55,7 @@ from repo_interp.measures.kernels.heads import Reduction
 from repo_interp.measures.kernels.logit_sums import LogitSums, MapSums, attention_sums, logit_sums
 from repo_interp.measures.kernels.position_cells import position_correlation
 from repo_interp.measures.kernels.rounding import ROUNDING
+from repo_interp.measures.kernels.seen_pairs import extents
 from repo_interp.measures.kernels.solvers import Axes
 from repo_interp.measures.labels import Arrays, arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
@@ -103,7 +105,7 @@ class ThreeAxis(Measure, needs=Needs(nan=tuple(_PER_PROMPT))):
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Correlations [prompt, layer, head]; on request the axes of the first prompt."""
         sums = logit_sums(inputs)
-        pairs = additive_pairs(inputs.valid[:, None], inputs.valid[:, None], inputs.window)
+        pairs = additive_pairs_of(inputs.valid, inputs.window)
         axes = fit_axes(sums.lines, inputs.valid, inputs.window, self.ridge)
         values = {"r": fit_correlation(axes, sums.lines, sums.square, pairs)}
         if "attention" in self.extras:
@@ -135,8 +137,8 @@ class ThreeAxis(Measure, needs=Needs(nan=tuple(_PER_PROMPT))):
         row = inputs.row_of_first_prompt
         if self.axes == "none" or row is None:
             return Arrays()
-        valid = inputs.valid[row].nonzero()[:, 0].tolist()
-        labels = {"distance": np.arange(valid[-1] - valid[0] + 1.0), "token": np.arange(valid[-1] + 1.0)}
+        first, end, _ = extents(inputs.valid)[row]
+        labels = {"distance": np.arange(float(end - first)), "token": np.arange(float(end))}
         record = {
             name: (("layer", "head", axis), part[row][:, : len(labels[axis])])
             for name, axis, part in zip(_AXES, ("distance", "token", "token"), axes, strict=True)

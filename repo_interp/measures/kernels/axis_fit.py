@@ -11,8 +11,9 @@ diagonal, row and column sums of the map a_{i-j} + b_i + c_j; with R and S the m
     column j:    n_j c_j + S_j (sum_t a_t R_{j+t} + sum of R_i b_i over the rows whose window holds j)
 
 n_t, n_i, n_j count the seen pairs of a diagonal, a row, a column: a handful of correlations, by Fourier transforms, in
-O(n log n). A prompt whose valid tokens stand together, in a layer without a window, is a causal triangle: exact banded
-solve, one factorization per length. Any other set of pairs goes to conjugate gradients (see solvers).
+O(n log n); of a triangle, running sums. A prompt whose valid tokens stand together, in a layer without a window, is such
+a triangle: exact banded solve, one factorization per length. Any other set of pairs goes to conjugate gradients (see
+solvers).
 
 Knows nothing about where the sums come from.
 """
@@ -20,13 +21,14 @@ Knows nothing about where the sums come from.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from repo_interp.measures.kernels.rounding import variance_of
-from repo_interp.measures.kernels.seen_pairs import advanced, delayed, fast_length
+from repo_interp.measures.kernels.seen_pairs import advanced, delayed, extents, fast_length, is_whole, once, pair_counts
 from repo_interp.measures.kernels.solvers import Axes, conjugate_gradients, fit_triangle
 
 
@@ -36,9 +38,9 @@ class AdditivePairs:
 
     rows: Float[Tensor, "... n"]
     keys: Float[Tensor, "... n"]
-    row_spectrum: Tensor
-    key_spectrum: Tensor
     window: int | None
+    triangle: bool
+    """Whether all rows see all earlier keys."""
     counts: Axes
     """Seen pairs of every distance, row and key."""
 
@@ -49,16 +51,25 @@ class AdditivePairs:
 
     def sums(self, axes: Axes) -> Axes:
         """Diagonal, row and column sums of the map of `axes`; leading axes broadcast against the masks'."""
+        if self.triangle:
+            a, b, c = axes
+            until, after, keys = a.cumsum(-1), b.flip(-1).cumsum(-1).flip(-1), c.cumsum(-1)
+            others = Axes(after + keys.flip(-1), until + keys, until.flip(-1) + after)
+            return Axes(*(torch.addcmul(*part) for part in zip(others, self.counts, axes, strict=True)))
         a, b, c = _first(axes.distance, self.window), axes.query * self.rows, axes.key * self.keys
-        spectrum = self._forward(a)
-        diagonal = self._back(self._forward(b) * self.key_spectrum.conj() + self.row_spectrum * self._forward(c).conj())
-        by_row = self._back(spectrum * self.key_spectrum) + _earlier(c, self.window)
-        by_key = self._back(self.row_spectrum * spectrum.conj()) + _later(b, self.window)
+        spectrum, (rows, keys) = self._forward(a), self._spectra
+        diagonal = self._back(self._forward(b) * keys.conj() + rows * self._forward(c).conj())
+        by_row = self._back(spectrum * keys) + _earlier(c, self.window)
+        by_key = self._back(rows * spectrum.conj()) + _later(b, self.window)
         return Axes(
             self.counts.distance * a + _first(diagonal, self.window),
             self.counts.query * b + self.rows * by_row,
             self.counts.key * c + self.keys * by_key,
         )
+
+    @cached_property
+    def _spectra(self) -> tuple[Tensor, Tensor]:
+        return self._forward(self.rows), self._forward(self.keys)
 
     def gauges(self) -> Float[Tensor, "n_unknown direction"]:
         """The directions (a, b, c), one after the other in a vector, in which the map does not change."""
@@ -77,12 +88,16 @@ class AdditivePairs:
 
 def additive_pairs(rows: Bool[Tensor, "... n"], keys: Bool[Tensor, "... n"], window: int | None = None) -> AdditivePairs:
     """The pairs of `rows` with the `keys` not later and, with a window, at most window - 1 earlier."""
-    row, key = rows.to(torch.float64), keys.to(torch.float64)
-    length = _length(row.shape[-1])
-    row_spectrum, key_spectrum = torch.fft.rfft(row, n=length), torch.fft.rfft(key, n=length)
-    diagonal = torch.fft.irfft(row_spectrum * key_spectrum.conj(), n=length)[..., : row.shape[-1]].round()
-    counts = Axes(_first(diagonal, window), row * _earlier(key, window), key * _later(row, window))
-    return AdditivePairs(row, key, row_spectrum, key_spectrum, window, counts)
+    counts = pair_counts(keys, window, rows)
+    triangle = rows is keys and (window is None or window >= keys.shape[-1]) and is_whole(keys)
+    made = Axes(counts.distance, counts.query, counts.key)
+    return AdditivePairs(rows.to(torch.float64), keys.to(torch.float64), window, triangle, made)
+
+
+def additive_pairs_of(valid: Bool[Tensor, "prompt token"], window: int | None) -> AdditivePairs:
+    """The pairs [prompt, 1, ...] of the tokens of a batch, made once for all its layers."""
+    shown = valid[:, None]
+    return once(("additive", window), lambda: additive_pairs(shown, shown, window), valid)
 
 
 def _length(tokens: int) -> int:
@@ -117,8 +132,10 @@ def fit_axes(sums: Axes, valid: Bool[Tensor, "prompt token"], window: int | None
 
     `sums` are of that shape, float64. A distance is a difference of token indices: invalid tokens in between count.
     """
-    axes = Axes(*(torch.zeros_like(part) for part in sums))
     triangles, others = _triangles(valid, window)
+    if is_whole(valid) and not others:
+        return fit_triangle(sums, ridge)
+    axes = Axes(*(torch.zeros_like(part) for part in sums))
     for (start, length), prompts in triangles.items():
         tokens = slice(start, start + length)
         spans = (slice(0, length), tokens, tokens)
@@ -160,28 +177,24 @@ def fit_correlation(
 
 def pearson(count: Tensor, total: Tensor, square: Tensor, fitted_total: Tensor, fitted_square: Tensor, product: Tensor) -> Tensor:
     """Pearson correlation from raw float64 sums over `count` pairs; NaN where a side varies by rounding only."""
-    mean, fitted_mean = total / count, fitted_total / count
-    variances = variance_of(square / count, mean) * variance_of(fitted_square / count, fitted_mean)
-    covariance = product / count - mean * fitted_mean
-    return torch.where(variances > 0, (covariance / variances.sqrt()).clamp(-1, 1), torch.nan)
+    moments = torch.stack([total, fitted_total, square, fitted_square, product]) / count
+    variances = variance_of(moments[2:4], moments[:2]).prod(0)
+    covariance = moments[4] - moments[:2].prod(0)
+    return (covariance / variances.sqrt()).clamp(-1, 1).masked_fill(variances <= 0, torch.nan)
 
 
 def inner_product(left: Axes, right: Axes) -> Tensor:
     """a.a' + b.b' + c.c', over all entries of two sets of axes."""
-    return (left.distance * right.distance + left.query * right.query + left.key * right.key).sum(-1)
+    return (torch.stack(left) * torch.stack(right)).sum((0, -1))
 
 
 def _triangles(valid: Bool[Tensor, "prompt token"], window: int | None) -> tuple[dict[tuple[int, int], list[int]], list[int]]:
     """Prompts that are whole triangles, by (first token, length), and the others; one without tokens is in neither."""
     triangles: dict[tuple[int, int], list[int]] = {}
     others: list[int] = []
-    for prompt, mask in enumerate(valid.cpu()):
-        tokens = mask.nonzero()[:, 0].tolist()
-        if not tokens:
-            continue
-        whole = tokens[-1] - tokens[0] + 1 == len(tokens) and (window is None or window >= len(tokens))
-        if whole:
-            triangles.setdefault((tokens[0], len(tokens)), []).append(prompt)
-        else:
+    for prompt, (first, end, count) in enumerate(extents(valid)):
+        if count and end - first == count and (window is None or window >= count):
+            triangles.setdefault((first, count), []).append(prompt)
+        elif count:
             others.append(prompt)
     return triangles, others

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from repo_interp.measures.kernels.memory import CORE, memory_for
-from repo_interp.measures.kernels.seen_pairs import advanced, signed_keys
+from repo_interp.measures.kernels.seen_pairs import advanced, once, signed_keys
 
 CHUNK = 128
 """Most tokens of a chunk."""
@@ -38,11 +38,26 @@ CHUNK = 128
 _LEAF = 16
 """Tokens within which the squares of single components are summed pair by pair."""
 
+Some = Callable[[Tensor], Tensor]
+"""What takes some chunks of a tensor."""
+
 _GRAMS = 8
 """Chunks whose Grams are made by one product, where not all of them are."""
 
 _STRETCH = CORE // 4
 """Bytes of the features, or logits, that are gone through at a time on a processor."""
+
+
+@lru_cache(maxsize=8)
+def _lower(size: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "query key"]:
+    return torch.ones(size, size, dtype=dtype, device=device).tril()
+
+
+def _product(left: Float[Tensor, "key member chunk a b"], right: Float[Tensor, "key any chunk b c"]) -> Tensor:
+    """left @ right, by one operator and three views where no head shares a key."""
+    if left.shape[:3] != right.shape[:3]:
+        return left @ right
+    return torch.bmm(left.flatten(0, 2), right.flatten(0, 2)).unflatten(0, left.shape[:3])
 
 
 def in_chunks(features: Float[Tensor, "... token d_head"], size: int) -> Float[Tensor, "... chunk within d_head"]:
@@ -66,8 +81,8 @@ def gram_products(
 ) -> Float[Tensor, "key member feature other"]:
     """Sum over the pairs of different chunks of q_ia u_ib k_ja v_jb, with u and v the others. Float64."""
     if _fit(queries, other_queries):
-        of_keys = (keys.mT @ other_keys).double()
-        return (queries.mT @ other_queries * of_keys.cumsum_(2).sub_(keys.mT @ other_keys)).sum(2)
+        of_keys = _product(keys.mT, other_keys).to(torch.float64)
+        return (_product(queries.mT, other_queries) * (of_keys.cumsum(2) - of_keys)).sum(2)
     new = {"dtype": torch.float64, "device": queries.device}
     before = torch.zeros(*other_keys.shape[:2], keys.shape[-1], other_keys.shape[-1], **new)
     products = torch.zeros(*queries.shape[:2], *before.shape[2:], **new)
@@ -122,19 +137,20 @@ class CausalPairs:
     @cached_property
     def by_key(self) -> Float[Tensor, "key member key"]:
         """sum_i y_ij, float64."""
-        tokens, parts = self.queries.shape[-2], self.parts
-        moved = [sign * advanced(chunks.by_key[..., :tokens], delay, axis=-1) for sign, delay, chunks in parts]
-        return torch.stack(moved).sum(0)
+        tokens = self.queries.shape[-2]
+        moved = [sign * advanced(chunks.by_key[..., :tokens], delay, axis=-1) for sign, delay, chunks in self.parts[1:]]
+        return sum(moved, self.parts[0][2].by_key[..., :tokens])
 
     @cached_property
     def square(self) -> Float[Tensor, "key member"]:
         """sum y^2, float64."""
-        return self._sum(lambda chunks: chunks.squares.sum(-1))
+        return self._sum(lambda chunks: chunks.square_within + chunks.products.sum((-1, -2)))
 
     @cached_property
     def magnitude(self) -> Float[Tensor, "key member"]:
         """Sum of the absolute values of the terms that gave `square`: what its rounding is relative to."""
-        return torch.stack([chunks.squares[..., 0] + chunks.products.abs().sum((-1, -2)) for _, _, chunks in self.parts]).sum(0)
+        terms = [chunks.square_within + chunks.products.abs().sum((-1, -2)) for _, _, chunks in self.parts]
+        return sum(terms[1:], terms[0])
 
     @cached_property
     def with_logits(self) -> Float[Tensor, "key member component"]:
@@ -155,9 +171,7 @@ class CausalPairs:
         return (self.square - self.by_query.sum(-1) ** 2 / pairs.clamp(min=1)).clamp(min=0)
 
     def _sum(self, of: Callable[[Chunks], Tensor]) -> Tensor:
-        return (
-            torch.stack([sign * of(chunks) for sign, _, chunks in self.parts]).sum(0) if self.parts[1:] else of(self.parts[0][2])
-        )
+        return sum((sign * of(chunks) for sign, _, chunks in self.parts[1:]), of(self.parts[0][2]))
 
 
 @dataclass(frozen=True)
@@ -173,12 +187,11 @@ class Chunks:
     @cached_property
     def within(self) -> Float[Tensor, "key member chunk query key"]:
         """Logits of the causal pairs within chunks, 0 elsewhere."""
-        return (self.queries @ self.keys.mT).mul_(self._lower)
+        return _product(self.queries, self.keys.mT).mul_(self._lower)
 
-    @cached_property
+    @property
     def _lower(self) -> Tensor:
-        size = self.queries.shape[-2]
-        return torch.ones(size, size, dtype=self.queries.dtype, device=self.queries.device).tril()
+        return _lower(self.queries.shape[-2], self.queries.dtype, self.queries.device)
 
     @cached_property
     def products(self) -> Float[Tensor, "key member d_head d_head"]:
@@ -190,43 +203,47 @@ class Chunks:
         """Row sums, those of the last chunk's zeros included."""
         sums = self._chunk_sums(self.keys)
         before = sums.cumsum(-2) - sums
-        return self._lines(lambda some: _line(self.queries[some], before[some], self.within[some].sum(-1)))
+        return self._lines(lambda some: _line(some(self.queries), some(before), some(self.within).sum(-1)))
 
     @cached_property
     def by_key(self) -> Float[Tensor, "key member key"]:
         """Column sums, those of the last chunk's zeros included."""
         sums = self._chunk_sums(self.queries)
         after = sums.sum(-2, keepdim=True) - sums.cumsum(-2)
-        return self._lines(lambda some: _line(self.keys[some], after[some], self.within[some].sum(-2)))
+        return self._lines(lambda some: _line(some(self.keys), some(after), some(self.within).sum(-2)))
 
     @cached_property
-    def squares(self) -> Float[Tensor, "key member 2"]:
-        """sum y^2 within chunks and between them."""
-        within = self._added(lambda some: _sum_of_squares(self.within[some]))
-        return torch.stack([within, self.products.sum((-1, -2))], -1)
+    def square_within(self) -> Float[Tensor, "key member"]:
+        """sum y^2 within chunks."""
+        return self._added(lambda some: _sum_of_squares(some(self.within)))
 
     @cached_property
     def with_logits(self) -> Float[Tensor, "key member component"]:
         """sum C_r y."""
-        within = self._added(lambda some: _sum_of_products(self.within[some] @ self.keys[some], self.queries[some]))
+        within = self._added(lambda some: _sum_of_products(_product(some(self.within), some(self.keys)), some(self.queries)))
         return (within + self.products.sum(-1)).unflatten(-1, (2, -1)).sum(-2)
 
     def squares_of(self, bands: Bool[Tensor, "band component"]) -> Float[Tensor, "key member band"]:
         """sum Y^2 of the sum Y of the components of every band."""
-        of_dimension = bands.repeat(1, 2).to(self.products)
-        between = torch.einsum("xa,kmab,xb->kmx", of_dimension, self.products, of_dimension)
+        of_dimension, pairs = once("pairs of dimensions", lambda: _pairs_of(bands), bands)
+        between = (self.products.flatten(2).flatten(0, 1) @ pairs).view(*self.products.shape[:2], -1)
+        if _fit(self.queries, self.queries):
+            # All bands in one product, of the keys' dimensions in each.
+            keys = (self.keys[:, :, :, None] * of_dimension).flatten(3, 4)
+            logits = _product(self.queries, keys.mT).unflatten(-1, (len(bands), -1)) * self._lower[:, None]
+            return between + logits.square().sum(5).sum((2, 3), dtype=torch.float64)
         chosen = bands.cpu().numpy()
         runs = [_runs(np.tile(band, 2)) for band in chosen]
         # Where every component is in one band, the largest band has what the others leave of the logits.
         last = int(chosen.sum(-1).argmax()) if (chosen.sum(0) == 1).all() else None
 
-        def within(some: tuple) -> Tensor:
-            rest, sums = self.within[some].clone(), torch.zeros_like(between)
+        def within(some: Some) -> Tensor:
+            rest, sums = some(self.within).clone(), torch.zeros_like(between)
             for number, dimensions in enumerate(runs):
                 if number == last or not dimensions:
                     continue
                 queries, keys = (
-                    torch.cat([part[some][..., run] for run in dimensions], -1) for part in (self.queries, self.keys)
+                    torch.cat([some(part)[..., run] for run in dimensions], -1) for part in (self.queries, self.keys)
                 )
                 logits = (queries @ keys.mT).mul_(self._lower)
                 sums[..., number] = _sum_of_squares(logits)
@@ -240,40 +257,54 @@ class Chunks:
     @cached_property
     def own_squares(self) -> Float[Tensor, "key member component"]:
         """sum C_r^2 = sum_i q_r^2 K_rr + 2 q_r q_r' K_rr' + q_r'^2 K_r'r', K the sums of k_r k_s up to i: between chunks, of M alone."""
-        lower = self._lower[:_LEAF, :_LEAF]
+        whole = _fit(self.queries, self.queries)
 
-        def within(some: tuple) -> Tensor:
-            of_queries, of_keys = _squares(self.queries[some]), _squares(self.keys[some])
+        def within(some: Some) -> Tensor:
+            if whole:
+                return (
+                    (_squares(some(self.keys)).cumsum_(-2).mul(_squares(some(self.queries)))).sum(-2).sum(2, dtype=torch.float64)
+                )
+            of_queries, of_keys = (_squares(some(part).unflatten(-2, (-1, _LEAF))) for part in (self.queries, self.keys))
             sums = of_keys.sum(-2)
             before = (sums.cumsum(-2) - sums) * of_queries.sum(-2)
-            inside = (lower @ of_keys * of_queries).sum(-2)
+            inside = (self._lower[:_LEAF, :_LEAF] @ of_keys * of_queries).sum(-2)
             return inside.add_(before).sum((-2, -3), dtype=torch.float64)
 
         half = self.products.shape[-1] // 2
         between = [self.products.diagonal(0, -2, -1), self.products[..., :half, half:].diagonal(0, -2, -1)]
         first, second, crossed = (self._added(within) + torch.cat(between, -1)).chunk(3, -1)
-        return first + second + 2 * crossed
+        return torch.add(first + second, crossed, alpha=2)
 
     def _chunk_sums(self, features: Tensor) -> Float[Tensor, "key any chunk d_head"]:
         return features.sum(-2).to(torch.float64)
 
-    def _added(self, of: Callable[[tuple], Tensor]) -> Tensor:
+    def _added(self, of: Callable[[Some], Tensor]) -> Tensor:
         parts = [of(some) for some in self._stretches]
         return torch.stack(parts).sum(0) if parts[1:] else parts[0]
 
-    def _lines(self, of: Callable[[tuple], Tensor]) -> Tensor:
+    def _lines(self, of: Callable[[Some], Tensor]) -> Tensor:
         parts = [of(some) for some in self._stretches]
         return (torch.cat(parts, -2) if parts[1:] else parts[0]).flatten(-2)
 
     @cached_property
-    def _stretches(self) -> list[tuple]:
-        """Indices of a few chunks at a time."""
+    def _stretches(self) -> list[Some]:
+        """What takes a few chunks at a time of what has them on axis 2."""
         keys, members, chunks, size, width = self.queries.shape
         memory = memory_for(self.queries.device, _STRETCH)
         at_once = max(1, memory // (keys * members * size * max(size, width) * self.queries.element_size()))
         if at_once >= chunks:
-            return [()]
-        return [(slice(None), slice(None), slice(start, start + at_once)) for start in range(0, chunks, at_once)]
+            return [lambda part: part]
+        return [partial(_stretch, slice(start, start + at_once)) for start in range(0, chunks, at_once)]
+
+
+def _pairs_of(bands: Bool[Tensor, "band component"]) -> tuple[Bool[Tensor, "band 1 d"], Float[Tensor, "d_d band"]]:
+    """The dimensions of every band, and the pairs of two of them."""
+    of_dimension = bands.repeat(1, 2)[:, None]
+    return of_dimension, (of_dimension.mT & of_dimension).flatten(1).T.to(torch.float64)
+
+
+def _stretch(chunks: slice, part: Float[Tensor, "key any chunk *axes"]) -> Float[Tensor, "key any some *axes"]:
+    return part[:, :, chunks]
 
 
 def _line(features: Tensor, others: Tensor, within: Tensor) -> Tensor:
@@ -296,13 +327,7 @@ def _runs(chosen: Bool[np.ndarray, " dimension"]) -> list[slice]:
     return [slice(start, stop) for start, stop in edges.reshape(-1, 2).tolist()]
 
 
-def _squares(
-    features: Float[Tensor, "key any chunk within d_head"],
-) -> Float[Tensor, "key any chunk leaf within three_components"]:
-    """x_r^2, x_r'^2 and x_r x_r' of every component, each chunk in leaves."""
-    leaves = features.unflatten(-2, (-1, _LEAF))
-    half = leaves.shape[-1] // 2
-    squares = torch.empty(*leaves.shape[:-1], 3 * half, dtype=leaves.dtype, device=leaves.device)
-    torch.mul(leaves, leaves, out=squares[..., : 2 * half])
-    torch.mul(leaves[..., :half], leaves[..., half:], out=squares[..., 2 * half :])
-    return squares
+def _squares(features: Float[Tensor, "*axes d_head"]) -> Float[Tensor, "*axes three_components"]:
+    """x_r^2, x_r'^2 and x_r x_r' of every component."""
+    first, second = features.chunk(2, -1)
+    return torch.cat([features * features, first * second], -1)

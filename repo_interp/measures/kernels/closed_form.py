@@ -16,10 +16,11 @@ the moments of the logits, which are those of the pass (see heads). Knows nothin
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Complex, Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs
@@ -41,9 +42,14 @@ class ClosedForm(Reduction):
     """
 
     chosen: Bool[Tensor, "prompt head component"]
-    key_mean: Complex[Tensor, "prompt head component"]
-    """Of the un-rotated keys of each prompt."""
+    key_mean: Float[Tensor, "2 prompt head component"]
+    """Of the un-rotated keys of each prompt, real and imaginary part."""
     semantic: Semantic
+
+    @cached_property
+    def most(self) -> int:
+        """Most components that are chosen for a head; the device is waited for once per layer."""
+        return int(self.chosen.sum(-1).max())
 
     def start(self, inputs: AttentionInputs) -> Float[Tensor, "prompt head"]:
         """Correlations of no head yet."""
@@ -51,16 +57,14 @@ class ClosedForm(Reduction):
 
     def ill_conditioned(self, inputs: AttentionInputs, block: HeadBlock) -> Tensor | None:
         """Heads whose logits, or f + g, vary little beside the terms of their sums of squares."""
-        if not bool(self.chosen[block.prompt, block.head].any()):
+        if not self.most:
             return None
         count, ours = block.counts.total, self._approximation(inputs, block)[0]
-        return (block.pairs.magnitude > ILL_CONDITIONED * block.pairs.scatter(count)) | (
-            ours.magnitude > ILL_CONDITIONED * ours.scatter(count)
-        )
+        return (block.pairs.magnitude > block.well_conditioned) | (ours.magnitude > ILL_CONDITIONED * ours.scatter(count))
 
     def add(self, result: Float[Tensor, "prompt head"], inputs: AttentionInputs, block: HeadBlock) -> None:
         """Correlations of the heads of a block, from chunks and Grams."""
-        if not bool(self.chosen[block.prompt, block.head].any()):
+        if not self.most:
             return
         (ours, of_mean), logits, counts = self._approximation(inputs, block), block.pairs, block.counts
         product = torch.zeros_like(logits.square)
@@ -86,7 +90,7 @@ class ClosedForm(Reduction):
         items = self.chosen.any(-1).flatten().nonzero()[:, 0]
         if not len(items):
             return correlation
-        bytes_per_item = inputs.queries.shape[2] * 8 * (2 * inputs.queries.shape[3] + 12 * int(self.chosen.sum(-1).max()))
+        bytes_per_item = inputs.queries.shape[2] * 8 * (2 * inputs.queries.shape[3] + 12 * self.most)
         for some in items.split(max(1, memory_for(items.device, SHARED) // bytes_per_item)):
             prompt, head = some // inputs.heads, some % inputs.heads
             left, right = _features(inputs, self, prompt, head, exact)
@@ -120,16 +124,14 @@ def _features(
     if inputs.frequencies is None or inputs.positions is None:
         raise ValueError(f"layer {inputs.layer} ({inputs.scheme}) rotates nothing: it has no components")
     some = asked.chosen[prompt, head]
-    most = int(some.sum(-1).max())
     # The chosen components of each head stand first, in their order; heads with fewer are filled up, with weight 0.
-    component = some.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[..., :most]
+    component = some.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[..., : asked.most]
     weight = some.gather(-1, component).to(exact)[..., None, :].repeat_interleave(2, -2).flatten(-2)[..., None, :]
     index = torch.cat([component, component + asked.chosen.shape[-1]], -1)
     place, group = (prompt[..., None], head[..., None]), inputs.heads // inputs.kv_heads
     queries = inputs.queries.mT[*place, index].mT.to(exact)
     keys = inputs.keys.mT[place[0], place[1] // group, index].mT.to(exact)
-    mean = asked.key_mean[prompt, head].gather(-1, component)
-    mean = torch.cat([mean.real, mean.imag], -1)[..., None, :].to(exact)
+    mean = torch.cat([part[prompt, head].gather(-1, component) for part in asked.key_mean], -1)[..., None, :].to(exact)
     deviation = keys - mean
     if asked.semantic == "printed":
         sizes = _pair_norm(deviation) / _pair_norm(mean).clamp(min=torch.finfo(exact).tiny)

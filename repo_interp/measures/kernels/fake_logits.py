@@ -1,58 +1,79 @@
 """Fake-distance logits of a query and their two axes, without making them (Position Generalization eq. 3, 9-13).
 
-    W'_dj = Re sum_r q_r conj(k_jr) exp(i theta_r d)        un-rotated q (scaled) and k in complex pairs, d on a grid
+    W'_dj = (R_d q) . k_j       un-rotated q (scaled) and k, R_d the rotation by the distance d of a grid
     a_d = row mean - grand mean / 2,   b_j = column mean - grand mean / 2,   r = Pearson(W', a_d + b_j)
 
-a needs the mean key only, b the mean rotation. With keys centred and G1 = sum_j k_r conj(k_s), G2 = sum_j k_r k_s,
+a needs the mean key only, b the mean rotation. With the Gram G of the centred keys,
 
-    sum W'^2 = 1/2 Re sum_rs (q_r conj(q_s) conj(G1_rs) S(theta_r - theta_s) + q_r q_s conj(G2_rs) S(theta_r + theta_s))
+    sum W'^2 = q . N q,   N = sum_d R_d^T G R_d,   N_rs = sum of cos and sin (theta_r d) times cos and sin (theta_s d), times G_rs
 
-S(w) = sum_d exp(i w d), a geometric series. O(n d^2) once per head, O(d^2) per query. What a scheme adds to the logits by
-distance alone belongs to the row means. Knows nothing about which query, grid and layer.
+The sums over d are the same for all layers that rotate alike. O(n d^2) once per head and grid, O(n d) per query. What a scheme
+adds to the logits by distance alone belongs to the row means. Knows nothing about which query, grid and layer.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Complex, Float, Int
+from jaxtyping import Bool, Complex, Float
 from torch import Tensor
 
 from repo_interp.measures.kernels.memory import SHARED, memory_for
 from repo_interp.measures.kernels.rounding import ROUNDING
-
-_TOKENS = 512
-"""Tokens and distances treated in float64 at a time on a processor."""
+from repo_interp.measures.kernels.seen_pairs import is_whole, once
 
 
 @dataclass(frozen=True)
 class KeyMoments:
     """Moments of a prompt's valid keys, per key-value head. Float64."""
 
-    mean: Complex[Tensor, "prompt kv_head component"]
+    mean: Float[Tensor, "prompt kv_head d_head"]
     gram: Float[Tensor, "prompt kv_head d_head d_head"]
     """Gram of the centred keys."""
 
 
 @dataclass(frozen=True)
-class Grid:
-    """Distances start + step t, t = 0 .. count - 1, in positions; one row for all heads or one per head, `count` per prompt."""
+class Turns:
+    """Rotations by the distances of a grid, float64: one for all heads or one per head, as many per prompt as `count` says."""
 
-    start: Float[Tensor, "prompt any"]
-    step: Float[Tensor, "prompt any"]
-    count: Int[Tensor, "prompt"]
+    tables: Float[Tensor, "prompt any distance two_components"]
+    """Cosines and sines; 0 beyond a prompt's distances."""
+    count: Float[Tensor, "prompt 1 1"]
+    whole: bool
+    """Whether every prompt has them all."""
 
-    def phase_sums(self, frequencies: Float[Tensor, "*axes"]) -> Complex[Tensor, "prompt any *axes"]:
-        """Sum over the distances of exp(i frequency distance)."""
-        start, step = (part[(...,) + (None,) * frequencies.dim()] for part in (self.start, self.step))
-        count = self.count[(...,) + (None,) * (frequencies.dim() + 1)]
-        # sum_t exp(i (w start + t x)) = exp(i (w start + (n - 1) x / 2)) sin(n x / 2) / sin(x / 2), x = w step taken into -pi .. pi:
-        # whole rotations change no term, and near them sin(x / 2) would lose its digits.
-        angle = torch.remainder(frequencies * step + torch.pi, 2 * torch.pi) - torch.pi
-        none = angle.abs() < 1e-15
-        size = torch.where(none, count, (count * angle / 2).sin() / torch.where(none, 1, (angle / 2).sin()))
-        return torch.polar(torch.ones_like(angle), frequencies * start + (count - 1) * angle / 2) * size
+    @cached_property
+    def mean(self) -> tuple[Float[Tensor, "prompt any 1 d_head"], Float[Tensor, "prompt any 1 d_head"]]:
+        """Mean cosine and mean sine of every dimension."""
+        cosines, sines = (self.tables.sum(-2, keepdim=True) / self.count[..., None]).chunk(2, -1)
+        return torch.cat([cosines, cosines], -1), torch.cat([sines, sines], -1)
+
+    @cached_property
+    def squares(self) -> Float[Tensor, "prompt any half 2 half 2 component component"]:
+        """Sums over the distances of two entries of the rotations: of half a from half a' of one component, and b from b' of another."""
+        products = (self.tables.mT @ self.tables).unflatten(-1, (2, -1)).unflatten(-3, (2, -1)).transpose(-3, -2)
+        # R = [[cos, -sin], [sin, cos]]
+        entry, sign = torch.tensor([[0, 1], [1, 0]]), torch.tensor([[1.0, -1.0], [1.0, 1.0]], dtype=torch.float64)
+        signs = (sign[:, :, None, None] * sign)[..., None, None].to(products)
+        return products[:, :, entry[:, :, None, None], entry] * signs
+
+
+def turns(
+    start: Float[Tensor, "prompt any"],
+    step: Float[Tensor, "prompt any"],
+    valid: Bool[Tensor, "prompt token"],
+    frequencies: Tensor,
+) -> Turns:
+    """Rotations by the distances start + step t, t = 0, 1, ..., as many as a prompt has tokens."""
+    count = valid.sum(-1)[:, None, None]
+    steps = torch.arange(valid.shape[-1], dtype=torch.float64, device=valid.device)
+    angles = (start[..., None] + step[..., None] * steps)[..., None] * frequencies
+    tables = torch.cat([angles.cos(), angles.sin()], -1)
+    whole = is_whole(valid)
+    return Turns(tables if whole else tables.masked_fill_((steps >= count)[..., None], 0), count.to(torch.float64), whole)
 
 
 def key_moments(keys: Float[Tensor, "prompt kv_head token d_head"], valid: Bool[Tensor, "prompt token"]) -> KeyMoments:
@@ -60,106 +81,93 @@ def key_moments(keys: Float[Tensor, "prompt kv_head token d_head"], valid: Bool[
     prompts, kv_heads, tokens, width = keys.shape
     exact = torch.float64 if keys.dtype == torch.float64 else torch.float32
     at_once = max(1, memory_for(keys.device, SHARED) // (prompts * kv_heads * width * 16))
-    hidden = None if bool(valid.all()) else ~valid[:, None, :, None]
-    new = {"dtype": torch.float64, "device": keys.device}
-    mean = torch.zeros(prompts, kv_heads, width, **new)
+    hidden = None if is_whole(valid) else ~valid[:, None, :, None]
     stretches = [slice(start, start + at_once) for start in range(0, tokens, at_once)]
-    for some in stretches:
-        known = keys[:, :, some] if hidden is None else keys[:, :, some].masked_fill(hidden[:, :, some], 0)
-        mean += known.sum(2, dtype=torch.float64)
-    mean /= valid.sum(-1).clamp(min=1)[:, None, None]
-    gram = torch.zeros(prompts, kv_heads, width, width, **new)
-    for some in stretches:
-        centred = keys[:, :, some].to(exact) - mean[:, :, None].to(exact)
-        centred = centred if hidden is None else centred.masked_fill_(hidden[:, :, some], 0)
-        gram += centred.mT @ centred
-    return KeyMoments(in_pairs(mean), gram)
+
+    def known(features: Tensor, some: slice) -> Tensor:
+        return features if hidden is None else features.masked_fill(hidden[:, :, some], 0)
+
+    stretches = [(some, keys if len(stretches) == 1 else keys[:, :, some]) for some in stretches]
+    sums = [known(part, some).sum(2, keepdim=True, dtype=torch.float64) for some, part in stretches]
+    mean = _added(sums) / once("keys", lambda: valid.sum(-1).clamp(min=1)[:, None, None, None], valid)
+    centred = (known(part.to(exact) - mean.to(exact), some).flatten(0, 1) for some, part in stretches)
+    gram = _added([torch.bmm(part.mT, part).to(torch.float64) for part in centred])
+    return KeyMoments(mean[:, :, 0], gram.unflatten(0, (prompts, kv_heads)))
 
 
-def fake_correlation(
+def _added(parts: list[Tensor]) -> Tensor:
+    return torch.stack(parts).sum(0) if parts[1:] else parts[0]
+
+
+class FakeFit(NamedTuple):
+    """The fit of every query by the two axes, float64."""
+
+    correlation: Float[Tensor, "prompt head query"]
+    """Of W' and the sum of its axes; NaN where W' does not vary."""
+    rows: Float[Tensor, "prompt head query distance"]
+    """Row means of W'."""
+    rotated: Float[Tensor, "prompt head query d_head"]
+    """The mean of the rotated query: its products with the keys are the column means of W', without the bias."""
+
+
+def fake_fit(
     queries: Float[Tensor, "prompt head query d_head"],
     keys: KeyMoments,
-    frequencies: Float[Tensor, "component"],
-    grid: Grid,
+    turns: Turns,
     bias: Float[Tensor, "prompt head distance"] | None = None,
-) -> Float[Tensor, "prompt head query"]:
-    """Correlation of W' and the sum of its axes, for every query; NaN where W' does not vary.
+) -> FakeFit:
+    """The fit of W' for every query.
 
     `queries` are float64, un-rotated, with the logit's scale; `bias` is what the scheme adds at each distance.
     """
-    group = queries.shape[1] // keys.gram.shape[1]
-    gram, key_mean = (part.repeat_interleave(group, 1) for part in (keys.gram, keys.mean))
-    query, count = in_pairs(queries), grid.count[:, None, None].to(torch.float64)
-    every = torch.cat([frequencies[:, None] - frequencies, frequencies[:, None] + frequencies, frequencies[None]])
-    differences, totals, single = grid.phase_sums(every).split([len(frequencies), len(frequencies), 1], -2)
-    mean_phase = single[..., 0, :] / count
-    half = gram.shape[-1] // 2
-    # With centred k = x + i y: conj(G1) = sum conj(k_r) k_s = xx + yy + i (xy - xy^T),
-    # conj(G2) = sum conj(k_r k_s) = xx - yy - i (xy + xy^T).
-    xx, xy, yy = gram[..., :half, :half], gram[..., :half, half:], gram[..., half:, half:]
-    within = _square(
-        query,
-        torch.complex(xx + yy, xy - xy.mT) * differences,
-        torch.complex(xx - yy, -xy - xy.mT) * totals,
-    )
-    # Of the sum of squares about the grand mean, the part of the columns (the key axis): mean rotation of q against centred keys.
-    rotated = _as_features(query * mean_phase[:, :, None])
-    by_key = count * ((rotated @ gram) * rotated).sum(-1)
-    of_mean = query * key_mean.conj()[:, :, None]
+    (prompts, heads, _, width), group, count = queries.shape, queries.shape[1] // keys.gram.shape[1], turns.count
+    gram, key_mean = (part.repeat_interleave(group, 1) if group > 1 else part for part in (keys.gram, keys.mean))
+    # Of the sum of squares about the grand mean, the part of the columns (the key axis) and what neither axis explains.
+    blocks = gram.view(prompts, heads, 2, 1, width // 2, 2, 1, width // 2).permute(0, 1, 2, 3, 5, 6, 4, 7)
+    turned = (blocks * turns.squares).sum((2, 4)).transpose(3, 4).reshape(gram.shape)
+    within = _square(queries, turned)
+    # ... the part of the columns alone: the mean rotation of q against centred keys.
+    cosines, sines = turns.mean
+    rotated = torch.addcmul(queries * cosines, _quarter(queries), sines)
+    by_key = count * _square(rotated, gram)
     # ... and that of the rows (the distance axis): the mean key at every distance, less its mean.
-    if bias is None:
-        level = (of_mean * mean_phase[:, :, None]).sum(-1).real
-        by_distance = count * (_square(of_mean, differences, totals) - count * level**2)
-    else:
-        by_distance = count * _scatter(row_means(of_mean, frequencies, grid, bias), grid.count)
+    means = torch.stack([key_mean, -_quarter(key_mean)], 2)[:, :, None]
+    products = (queries[:, :, :, None] * means).unflatten(-1, (2, -1)).sum(-2).flatten(3)
+    rows = _of_heads(products, turns.tables.mT)
+    rows = rows if bias is None else rows + bias[:, :, None]
+    level = rows.sum(-1, keepdim=True) / count[..., None]
+    # Beyond a prompt's distances rows are 0, and their squares about the level no part of the scatter.
+    scatter = (rows - level).square().sum(-1)
+    if not turns.whole:
+        scatter = scatter - (rows.shape[-1] - count) * level[..., 0].square()
+    by_distance = count * scatter
     # The two axes are orthogonal, so r^2 = (by_distance + by_key) / total; `within` is by_key and what neither axis explains.
     total = by_distance + within
-    largest = (
-        queries.square().sum(-1) * (key_mean.abs().square().sum(-1) * count[..., 0] + gram.diagonal(0, -2, -1).sum(-1))[..., None]
-    )
-    return torch.where(total > ROUNDING * count * largest, ((by_distance + by_key) / total).clamp(0, 1).sqrt(), torch.nan)
+    largest = key_mean.square().sum(-1) * count[..., 0] + gram.diagonal(0, -2, -1).sum(-1)
+    flat = total <= ROUNDING * count * queries.square().sum(-1) * largest[..., None]
+    r = ((by_distance + by_key) / total).clamp(0, 1).sqrt().masked_fill(flat, torch.nan)
+    return FakeFit(r, rows, rotated)
+
+
+def _of_heads(values: Float[Tensor, "prompt head query a"], matrices: Float[Tensor, "prompt any a b"]) -> Tensor:
+    """values @ matrices, by one operator: of all heads, or of each."""
+    matrices = matrices.flatten(0, 1)
+    return torch.bmm(values.reshape(len(matrices), -1, values.shape[-1]), matrices).view(*values.shape[:-1], matrices.shape[-1])
 
 
 def fake_axes(
-    query: Float[Tensor, "head d_head"],
+    rows: Float[Tensor, "head distance"],
+    rotated: Float[Tensor, "head d_head"],
     keys: Float[Tensor, "kv_head token d_head"],
-    key_mean: Complex[Tensor, "kv_head component"],
-    frequencies: Float[Tensor, "component"],
-    grid: Grid,
-    bias: Float[Tensor, "head distance"],
+    bias: Tensor | float,
 ) -> tuple[Float[Tensor, "head distance"], Float[Tensor, "head token"]]:
-    """Both axes of one prompt: a_d and b_j, float64. `grid` is that prompt's, `bias` that of its distances."""
-    group, count = len(query) // len(keys), int(grid.count[0])
-    of_mean = in_pairs(query) * key_mean.repeat_interleave(group, 0).conj()
-    rows = row_means(of_mean[None, :, None], frequencies, grid, bias[None])[0, :, 0]
-    grand = rows.mean(-1, keepdim=True)
-    mean_phase = grid.phase_sums(frequencies)[0] / count
-    rotated = _as_features(in_pairs(query) * mean_phase).unflatten(0, (len(keys), group))
-    blocks = keys.split(_at_once(keys[:, 0]), 1)
-    columns = torch.cat([rotated @ block.to(torch.float64).mT for block in blocks], -1).flatten(0, 1)
-    columns = columns + bias.mean(-1, keepdim=True)
-    return rows - grand / 2, columns - grand / 2
-
-
-def row_means(
-    of_mean: Complex[Tensor, "prompt head query component"],
-    frequencies: Float[Tensor, "component"],
-    grid: Grid,
-    bias: Float[Tensor, "prompt head distance"],
-) -> Float[Tensor, "prompt head query distance"]:
-    """Row means of W' at every distance: the mean key's logit - `of_mean` is q conj(mean k) - and the bias there."""
-    means = []
-    for steps in torch.arange(bias.shape[-1], dtype=torch.float64, device=bias.device).split(
-        _at_once(grid.start[..., None] * frequencies)
-    ):
-        angles = (grid.start[..., None] + grid.step[..., None] * steps)[..., None] * frequencies
-        means.append(of_mean.real @ angles.cos().mT - of_mean.imag @ angles.sin().mT)
-    return torch.cat(means, -1) + bias[:, :, None]
-
-
-def _at_once(of_token: Tensor) -> int:
-    """Tokens, or distances, that are treated together, where each takes as many numbers as `of_token` has."""
-    return max(_TOKENS, memory_for(of_token.device, 0) // (16 * of_token.numel()))
+    """Both axes of one query per head, a_d and b_j, float64, from what was made of it; `bias` is the mean of what a scheme adds."""
+    half = rows.mean(-1, keepdim=True) / 2
+    of_keys = rotated.unflatten(0, (len(keys), -1))
+    memory = max(2**22, memory_for(keys.device, 0))
+    blocks = keys.split(max(1, memory // (16 * keys[:, 0].numel())), 1)
+    columns = [torch.bmm(of_keys, block.to(torch.float64).mT) for block in blocks]
+    return rows - half, torch.cat(columns, -1).flatten(0, 1) + (bias - half)
 
 
 def in_pairs(features: Float[Tensor, "... d_head"]) -> Complex[Tensor, "... component"]:
@@ -168,20 +176,12 @@ def in_pairs(features: Float[Tensor, "... d_head"]) -> Complex[Tensor, "... comp
     return torch.complex(first, second)
 
 
-def _as_features(pairs: Complex[Tensor, "... component"]) -> Float[Tensor, "... d_head"]:
-    return torch.cat([pairs.real, pairs.imag], -1)
+def _quarter(features: Float[Tensor, "... d_head"]) -> Float[Tensor, "... d_head"]:
+    """Every pair rotated by a quarter of a whole rotation."""
+    first, second = features.chunk(2, -1)
+    return torch.cat([-second, first], -1)
 
 
-def _square(
-    values: Complex[Tensor, "prompt head query component"], differences: Tensor, totals: Tensor
-) -> Float[Tensor, "prompt head query"]:
-    """1/2 Re sum_rs (v_r conj(v_s) differences_rs + v_r v_s totals_rs)."""
-    return ((values @ differences * values.conj()).sum(-1) + (values @ totals * values).sum(-1)).real / 2
-
-
-def _scatter(values: Float[Tensor, "prompt head query distance"], count: Int[Tensor, "prompt"]) -> Tensor:
-    """sum (value - mean)^2 over the first `count` distances."""
-    count = count[:, None, None, None]
-    inside = torch.arange(values.shape[-1], device=values.device) < count
-    mean = torch.where(inside, values, 0).sum(-1, keepdim=True) / count
-    return torch.where(inside, values - mean, 0).square().sum(-1)
+def _square(values: Float[Tensor, "prompt head query d_head"], matrix: Tensor) -> Float[Tensor, "prompt head query"]:
+    """v . matrix v of every v."""
+    return (_of_heads(values, matrix) * values).sum(-1)

@@ -18,9 +18,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -30,7 +31,7 @@ from repo_interp.inputs import AttentionInputs, changes_of
 from repo_interp.measures.kernels.causal_pairs import CausalPairs, chunk_size
 from repo_interp.measures.kernels.memory import CORE, SHARED, memory_for, working_memory
 from repo_interp.measures.kernels.profiles import component_profiles, logit_profile
-from repo_interp.measures.kernels.seen_pairs import PairCounts, pair_counts
+from repo_interp.measures.kernels.seen_pairs import PairCounts, is_whole, once, pair_counts
 from repo_interp.positions.rotary import rotation_tables
 
 ILL_CONDITIONED = 26.0
@@ -108,6 +109,11 @@ class HeadBlock:
         return CausalPairs(self.queries, self.keys, self.window, chunk_size(self.queries.shape[-1]))
 
     @cached_property
+    def well_conditioned(self) -> Float[Tensor, "key member"]:
+        """How large the terms of the logits' sum of squares may be for float32, by how much the logits vary."""
+        return ILL_CONDITIONED * self.pairs.scatter(self.counts.total)
+
+    @cached_property
     def profiles(self) -> Float[Tensor, "key member component distance"]:
         """Sum of every component over the seen pairs at each distance, float64."""
         return component_profiles(self.queries, self.keys, self.window)
@@ -143,13 +149,12 @@ class HeadBlock:
         """The `chosen` heads alone, each with a key of its own, in `dtype`."""
         key, member = chosen.nonzero().unbind(-1)
         of_key = {name: getattr(self, name)[key] for name in ("prompt", "rows", "tokens")}
-        counts = PairCounts(self.counts.query[key], self.counts.key[key], self.counts.distance[key], self.counts.total[key])
         return replace(
             self,
             head=self.head[key, member, None],
             queries=self.queries[key, member, None].to(dtype),
             keys=self.keys[key].to(dtype),
-            counts=counts,
+            counts=self.counts.of(key),
             **of_key,
         )
 
@@ -243,24 +248,35 @@ def head_blocks(
     members = min(group, max(1, at_once - 1))
     keys_at_once = max(1, at_once // (members + 1))
     taking_part = inputs.valid if rows is None else inputs.valid & rows
+    hidden_keys = None if is_whole(inputs.valid) else ~inputs.valid
+    hidden = hidden_keys if rows is None else ~taking_part
     counts = pair_counts(inputs.valid, inputs.window, taking_part)
+    every = np.arange(prompts * heads).reshape(prompts, shared, group)
+
+    def places(some: np.ndarray) -> tuple[Tensor, Tensor, Tensor, Tensor, PairCounts]:
+        row, head = (torch.from_numpy(part).to(inputs.valid.device) for part in (some[:, :1] // heads, some % heads))
+        tokens = inputs.valid[row]
+        return row, head, tokens, tokens if rows is None else taking_part[row], counts.of(row)
+
     # Slices of the inputs, so that nothing is copied before it is rotated: some prompts whole, or some heads of one prompt.
     for prompt in _slices(prompts, max(1, keys_at_once // shared)):
         for key in _slices(shared, keys_at_once):
             tables = _tables(inputs, prompt, key, shared, exact) if rotates else None
-            keys = _features(_some(inputs.keys[prompt], key, shared), tables, inputs.valid[prompt], exact)
+            keys = _features(_some(_slice(inputs.keys, prompt, 0), key, shared), tables, hidden_keys, prompt, exact)
             for member in _slices(group, members):
-                queries = inputs.queries[prompt].unflatten(1, (shared, group))[:, key, member]
-                every = torch.arange(prompts * heads, device=keys.device).view(prompts, shared, group)[prompt, key, member]
-                row = torch.div(every.flatten(0, 1)[:, :1], heads, rounding_mode="floor")
+                queries = _slice(_slice(_slice(inputs.queries, prompt, 0).unflatten(1, (shared, group)), key, 1), member, 2)
+                some = every[prompt, key, member].reshape(-1, member.stop - member.start)
+                name = "places", inputs.window, heads, some.shape, some.tobytes()
+                make = partial(places, some)
+                row, head, tokens, taking, of_rows = once(name, make, inputs.valid) if rows is None else make()
                 yield HeadBlock(
                     prompt=row,
-                    head=every.flatten(0, 1) % heads,
-                    queries=_features(queries, tables, taking_part[prompt], exact),
+                    head=head,
+                    queries=_features(queries, tables, hidden, prompt, exact),
                     keys=keys,
-                    rows=taking_part[row],
-                    tokens=inputs.valid[row],
-                    counts=PairCounts(counts.query[row], counts.key[row], counts.distance[row], counts.total[row]),
+                    rows=taking,
+                    tokens=tokens,
+                    counts=of_rows,
                     window=inputs.window,
                     wanted=wanted,
                 )
@@ -270,11 +286,18 @@ def _slices(count: int, at_once: int) -> list[slice]:
     return [slice(start, min(start + at_once, count)) for start in range(0, count, at_once)]
 
 
+def _slice(values: Tensor, some: slice, axis: int) -> Tensor:
+    """`values` themselves where they are all asked for: a view costs a launch's time too."""
+    return values if some == slice(0, values.shape[axis]) else values.narrow(axis, some.start, some.stop - some.start)
+
+
 def _some(features: Float[Tensor, "prompt any *axes"], key: slice, shared: int) -> Float[Tensor, "prompt key 1 *axes"]:
     """Keys, or positions, of the numbers `key` of `shared` that are told apart; fewer than these stand for several each."""
     repeated = shared // features.shape[1]
     some = (
-        features[:, key] if repeated == 1 else features[:, torch.arange(key.start, key.stop, device=features.device) // repeated]
+        _slice(features, key, 1)
+        if repeated == 1
+        else features[:, torch.arange(key.start, key.stop, device=features.device) // repeated]
     )
     return some[:, :, None]
 
@@ -284,7 +307,7 @@ def _tables(
 ) -> tuple[Float[Tensor, "prompt any 1 token component"], Float[Tensor, "prompt any 1 token component"]]:
     """Cosines and sines by which some keys and their queries are rotated: of index positions, one for all."""
     assert inputs.positions is not None and inputs.frequencies is not None
-    positions = inputs.positions[prompt]
+    positions = _slice(inputs.positions, prompt, 0)
     positions = positions[:, :, None] if positions.shape[1] == 1 else _some(positions, key, shared)
     return rotation_tables(positions, inputs.frequencies, inputs.attention_scaling, exact)
 
@@ -292,10 +315,11 @@ def _tables(
 def _features(
     features: Float[Tensor, "prompt key any token d_head"],
     tables: tuple[Tensor, Tensor] | None,
-    tokens: Bool[Tensor, "prompt token"],
+    hidden: Bool[Tensor, "every token"] | None,
+    prompt: slice,
     exact: torch.dtype,
 ) -> Float[Tensor, "key any token d_head"]:
-    """`features` rotated, 0 where a token takes no part, with the keys of all prompts on one axis: a copy."""
+    """`features` of some prompts rotated, 0 where a token is hidden, with the keys of all prompts on one axis: a copy."""
     ready = torch.empty(features.shape, dtype=exact, device=features.device)
     if tables is None:
         ready.copy_(features)
@@ -304,8 +328,8 @@ def _features(
         (first, second), (real, imaginary) = features.to(exact).chunk(2, -1), ready.chunk(2, -1)
         torch.mul(first, cosines, out=real).addcmul_(second, sines, value=-1)
         torch.mul(second, cosines, out=imaginary).addcmul_(first, sines)
-    if not bool(tokens.all()):
-        ready.masked_fill_(~tokens[:, None, None, :, None], 0)
+    if hidden is not None:
+        ready.masked_fill_(hidden[prompt, None, None, :, None], 0)
     return ready.flatten(0, 1)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, weights_of
 from repo_interp.measures.kernels.causal_pairs import CHUNK
-from repo_interp.measures.kernels.heads import ILL_CONDITIONED, HeadBlock, Reduction, over_heads, reduced
+from repo_interp.measures.kernels.heads import HeadBlock, Reduction, over_heads, reduced
 from repo_interp.measures.kernels.memory import SHARED, memory_for
 from repo_interp.measures.kernels.solvers import Axes
 
@@ -69,7 +69,7 @@ class LogitSums(Reduction):
 
     def ill_conditioned(self, inputs: AttentionInputs, block: HeadBlock) -> Tensor:
         """Heads whose logits vary little beside the terms of their sum of squares."""
-        return block.pairs.magnitude > ILL_CONDITIONED * block.pairs.scatter(block.counts.total)
+        return block.pairs.magnitude > block.well_conditioned
 
     def add(self, result: MapSums, inputs: AttentionInputs, block: HeadBlock) -> None:
         """Sums of the heads of a block, with the logit's scale."""
@@ -84,13 +84,14 @@ class LogitSums(Reduction):
 
 
 def _written_out(inputs: AttentionInputs, rows: Bool[Tensor, "prompt token"], finish: Callable[[Tensor], Tensor]) -> MapSums:
-    sums = LogitSums().start(inputs)
+    sums, done = LogitSums().start(inputs), 0
     for block, logits in row_blocks(inputs):
         seen = inputs.visible(block) & rows[:, block, None]
         values = torch.where(seen[:, None], finish(logits), 0)
         sums.lines.query[..., block] = values.sum(-1, dtype=torch.float64)
         sums.lines.key.add_(values.sum(-2, dtype=torch.float64))
-        sums.lines.distance[..., : int(block[-1]) + 1] += _diagonals(values, int(block[0]))
+        sums.lines.distance[..., : done + len(block)] += _diagonals(values, done)
+        done += len(block)
         sums.square.add_(values.square_().sum((-1, -2), dtype=torch.float64))
     return sums
 

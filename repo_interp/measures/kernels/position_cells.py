@@ -15,13 +15,15 @@ cell held before its chunk,
 (a convolution, read off at u_i; alike for columns and for the bins), and the sum of q_i . k_j over a bin only the
 sum of each cell's keys: q_i . K_m falls into bin u_i - m. A window takes away the causal pairs with the keys
 delayed by it (seen_pairs). Cost per head: O(n (cells + chunk) d) for the sums of products, O(n chunk + n / chunk
-cells log cells), in time and memory, for those of the map. Knows nothing about how positions came about.
+cells log cells), in time and memory, for those of the map. An accelerator makes maps of some rows of q_i . k_j
+instead of the sums of products, and drops them. Knows nothing about how positions came about.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -55,17 +57,17 @@ def position_correlation(
         raise ValueError(f"layer {inputs.layer} ({inputs.scheme}) has no positions to measure distances by")
     cell, within = _cells(inputs.head_positions, inputs.valid, width, most_cells)
     takes_part = inputs.valid[:, None] & within[..., None]
+    # Which heads are fitted, and how many cells each has: asked of the device once.
+    fitted, most = torch.stack([within.long(), cell.amax(-1) + 1]).flatten(1).tolist()
+    items = np.flatnonzero(fitted)
     correlation = torch.full(within.shape, torch.nan, dtype=torch.float64, device=cell.device)
     queries, keys = inputs.rotated_queries, expand_heads(inputs.rotated_keys, inputs.heads)
     tokens, d_head = queries.shape[-2:]
-    items = within.flatten().nonzero()[:, 0]
-    if not len(items):
-        return correlation
-    memory = memory_for(queries.device, 2 * SHARED)
-    for block in items.split(max(1, memory // (tokens * (8 * d_head + 2048)))):
-        prompt, head = block // inputs.heads, block % inputs.heads
+    at_once = max(1, memory_for(queries.device, 2 * SHARED) // (tokens * (8 * d_head + 2048)))
+    for block in (items[start : start + at_once] for start in range(0, len(items), at_once)):
+        prompt, head = (torch.from_numpy(part).to(cell.device) for part in (block // inputs.heads, block % inputs.heads))
         part = takes_part[prompt, head]
-        pairs = binned_pairs(cell[prompt, head], part, inputs.window)
+        pairs = binned_pairs(cell[prompt, head], part, inputs.window, max(most[item] for item in block))
         if inputs.is_bilinear:
             some_queries = queries[prompt, head].masked_fill(~part[..., None], 0)
             some_keys = keys[prompt, head].masked_fill(~part[..., None], 0)
@@ -117,10 +119,29 @@ def _written_out(
     """Sum of the logits of every bin where they are no dot product: rows are written out, O(n^2 d)."""
     sums = torch.zeros_like(pairs.counts[0])
     for rows, logits in row_blocks(inputs):
-        values = torch.where(inputs.visible(rows)[:, None], logits, 0)[prompt, head].to(torch.float64)
-        bins = cell[:, rows, None] - cell[:, None, :] + pairs.cells - 1
-        sums.scatter_add_(-1, bins.flatten(1), values.flatten(1))
+        values = torch.where(inputs.visible(rows)[:, None], logits, 0)[prompt, head]
+        _add_by_bin(sums, values, cell[:, rows, None], cell[:, None, :])
     return sums
+
+
+def _mapped_sums(queries: Tensor, keys: Tensor, pairs: BinnedPairs, window: int | None) -> Float[Tensor, "item bin"]:
+    """Those of the products from maps of some rows at a time: an accelerator makes and drops them faster than it sums up cells."""
+    sums, (items, tokens, _) = torch.zeros_like(pairs.counts[0]), queries.shape
+    cell, steps = pairs.parts[0][2].row_cell.flatten(1)[:, :tokens], torch.arange(tokens, device=queries.device)
+    at_once = max(1, memory_for(queries.device, 0) // (items * tokens * 32))
+    for start in range(0, tokens, at_once):
+        rows = slice(start, start + at_once)
+        distance = steps[rows, None] - steps
+        unseen = distance < 0 if window is None else (distance < 0) | (distance >= window)
+        values = (queries[:, rows] @ keys.mT).masked_fill_(unseen, 0)
+        _add_by_bin(sums, values, cell[:, rows, None], cell[:, None, :])
+    return sums
+
+
+def _add_by_bin(sums: Float[Tensor, "item bin"], values: Tensor, row_cell: Tensor, key_cell: Tensor) -> None:
+    """Add values [item, row, key] to the bins of their differences of cells."""
+    bins = row_cell - key_cell + (sums.shape[-1] - 1) // 2
+    sums.scatter_add_(-1, bins.flatten(1), values.flatten(1).to(torch.float64))
 
 
 @dataclass(frozen=True)
@@ -223,10 +244,9 @@ class BinnedPairs:
         return torch.stack([torch.cat(direction, -1) for direction in directions], -1)
 
 
-def binned_pairs(cell: Int[Tensor, "item n"], takes_part: Bool[Tensor, "item n"], window: int | None = None) -> BinnedPairs:
-    """Pairs of the tokens that take part, by the difference of their cells 0, 1, ... ."""
+def binned_pairs(cell: Int[Tensor, "item n"], takes_part: Bool[Tensor, "item n"], window: int | None, cells: int) -> BinnedPairs:
+    """Pairs of the tokens that take part, by the difference of their cells 0 .. `cells` - 1."""
     part = takes_part.to(torch.float64)
-    cells = int(cell.max()) + 1
     parts = []
     for sign, delay, key_part in signed_keys(part[..., None], window):
         pairs = _cell_pairs(cells, cell, part, delayed(cell, delay, axis=-1), key_part[..., 0])
@@ -246,6 +266,8 @@ def product_sums(
     window: int | None,
 ) -> Float[Tensor, "item bin"]:
     """Sum of q_i . k_j over the seen pairs of every bin; features are 0 where a token takes no part."""
+    if memory_for(queries.device, 0):
+        return _mapped_sums(queries, keys, pairs, window)
     delayed_keys = signed_keys(keys, window)
     return torch.stack(
         [

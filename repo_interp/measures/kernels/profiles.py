@@ -16,6 +16,7 @@ Features are rotated already, and 0 where a token takes no part. Knows nothing o
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -32,9 +33,14 @@ def component_profiles(
     """sum_i C_r(i, i-t) over seen pairs, for every component r and t = 0 .. n-1. Float64, in units of q . k."""
     tokens, half = queries.shape[-2], queries.shape[-1] // 2
     reach, length = _reach_and_length(tokens, window)
-    profiles = torch.zeros(*queries.shape[:2], half, tokens, dtype=torch.float64, device=queries.device)
-    for components, spectrum in _spectra(queries, keys, length):
-        profiles[..., components, :reach] = torch.fft.irfft(spectrum, n=length)[..., :reach]
+    parts = (torch.fft.irfft(spectrum, n=length)[..., :reach] for spectrum in _spectra(queries, keys, length))
+    first = next(parts)
+    if first.shape[-2:] == (half, tokens):
+        return first
+    profiles, done = torch.zeros(*queries.shape[:2], half, tokens, dtype=torch.float64, device=queries.device), 0
+    for part in itertools.chain([first], parts):
+        profiles[..., done : done + part.shape[-2], :reach] = part
+        done += part.shape[-2]
     return profiles
 
 
@@ -45,7 +51,7 @@ def logit_profile(
     tokens = queries.shape[-2]
     reach, length = _reach_and_length(tokens, window)
     total = torch.zeros(*queries.shape[:2], length // 2 + 1, dtype=torch.complex128, device=queries.device)
-    for _, spectrum in _spectra(queries, keys, length):
+    for spectrum in _spectra(queries, keys, length):
         total += spectrum.sum(-2)
     profile = torch.fft.irfft(total, n=length)[..., :tokens]
     profile[..., reach:] = 0
@@ -58,10 +64,14 @@ def _reach_and_length(tokens: int, window: int | None) -> tuple[int, int]:
     return reach, fast_length(tokens + reach - 1)
 
 
-def _spectra(queries: Tensor, keys: Tensor, length: int) -> Iterator[tuple[slice, Tensor]]:
-    """Some components at a time, and the transforms of their profiles [key, member, component, frequency], complex128."""
+def _spectra(queries: Tensor, keys: Tensor, length: int) -> Iterator[Tensor]:
+    """Transforms of the profiles of some components at a time [key, member, component, frequency], complex128."""
     tokens, half = queries.shape[-2], queries.shape[-1] // 2
     at_once = max(1, memory_for(queries.device, CORE) // (queries.shape[:2].numel() * 2 * length * 8))
+    if at_once >= half:
+        of_queries, of_keys = (torch.fft.rfft(features.to(torch.float64).mT, n=length) for features in (queries, keys))
+        yield of_queries.mul_(of_keys.conj_physical_()).unflatten(-2, (2, half)).sum(-3)
+        return
     query_room, key_room = (
         torch.zeros(*features.shape[:2], 2, min(at_once, half), length, dtype=torch.float64, device=queries.device)
         for features in (queries, keys)
@@ -76,4 +86,4 @@ def _spectra(queries: Tensor, keys: Tensor, length: int) -> Iterator[tuple[slice
             transformed.append(torch.fft.rfft(room))
         of_queries, of_keys = transformed
         products = of_queries.mul_(of_keys.conj_physical_())
-        yield components, products[:, :, 0].add_(products[:, :, 1])
+        yield products[:, :, 0].add_(products[:, :, 1])

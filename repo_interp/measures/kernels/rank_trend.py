@@ -8,11 +8,13 @@ drawn from a fixed seed, serves all rows of n numbers. Knows nothing about posit
 
 from __future__ import annotations
 
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
 
 import numpy as np
-from jaxtyping import Bool, Float
-from scipy.stats import rankdata
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
 
 DRAWS = 200
 """Permutations of the null."""
@@ -21,19 +23,54 @@ COUNTS = 0.8
 """Size of the trend above which numbers count."""
 
 
-def rank_trend(values: Float[np.ndarray, "*row token"]) -> Float[np.ndarray, "*row"]:
-    """Return Spearman's correlation of every row with its index; NaN where a row does not vary or holds a NaN."""
-    index = centred_index(values.shape[-1])
-    ranks = rankdata(values, axis=-1) - (len(index) + 1) / 2
-    with np.errstate(invalid="ignore"):
-        return ranks @ index / np.sqrt(np.square(ranks).sum(-1) * (index @ index))
+@dataclass(frozen=True)
+class Index:
+    """0 .. n - 1 less its mean for the n tokens that are `present` and stand first, 0 for others."""
+
+    present: Bool[Tensor, "*any token"]
+
+    @cached_property
+    def missing(self) -> Bool[Tensor, "*any token"] | None:
+        """Tokens that are not; None where all are."""
+        return None if bool(self.present.all()) else ~self.present
+
+    @cached_property
+    def count(self) -> Int[Tensor, "*any 1"]:
+        """n."""
+        return self.present.sum(-1, keepdim=True)
+
+    @cached_property
+    def values(self) -> Float[Tensor, "*any token"]:
+        """The index, float64."""
+        steps = torch.arange(self.present.shape[-1], dtype=torch.float64, device=self.present.device)
+        return (steps - (self.count - 1) / 2) * self.present
+
+    @cached_property
+    def square(self) -> Float[Tensor, "*any"]:
+        """Sum of its squares."""
+        return self.values.square().sum(-1)
 
 
-def slope(values: Float[np.ndarray, "*row token"]) -> Float[np.ndarray, "*row"]:
+def rank_trend(values: Float[Tensor, "*any token"], index: Index | None = None) -> Float[Tensor, "*any"]:
+    """Return Spearman's correlation of every row with its index (None: of all); NaN where a row does not vary."""
+    index = _all(values.shape[-1], values.device) if index is None else index
+    values = values.contiguous() if index.missing is None else values.masked_fill(index.missing, torch.inf)
+    ordered = values.sort(-1).values
+    # A number's mean rank is between how many are below it and how many are not above it.
+    ranks = torch.searchsorted(ordered, values) + torch.searchsorted(ordered, values, right=True) - index.count
+    ranks = ranks if index.missing is None else ranks * index.present
+    return (ranks * index.values).sum(-1) / (ranks.square().sum(-1) * index.square).sqrt()
+
+
+@lru_cache(maxsize=8)
+def _all(tokens: int, device: torch.device) -> Index:
+    return Index(torch.ones(tokens, dtype=torch.bool, device=device))
+
+
+def slope(values: Float[Tensor, "*any token"], index: Index) -> Float[Tensor, "*any"]:
     """Return the least-squares slope of every row on its index; NaN for a single token."""
-    index = centred_index(values.shape[-1])
-    with np.errstate(invalid="ignore"):
-        return values @ index / (index @ index)
+    known = values if index.missing is None else values.masked_fill(index.missing, 0)
+    return (known * index.values).sum(-1) / index.square
 
 
 def centred_index(tokens: int) -> Float[np.ndarray, " token"]:

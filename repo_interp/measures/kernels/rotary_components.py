@@ -22,9 +22,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs
-from repo_interp.measures.kernels.heads import ILL_CONDITIONED, PROFILES, HeadBlock, Reduction, over_heads
+from repo_interp.measures.kernels.heads import PROFILES, HeadBlock, Reduction, over_heads
 from repo_interp.measures.kernels.rounding import variance_of
+from repo_interp.measures.kernels.seen_pairs import PairCounts, once
 from repo_interp.positions.rotary import expand_heads
+
+_SHARES = ("vaf", "vaf_curve", "vaf_printed", "vaf_curve_printed")
+BANDS = ("activated", "low", "high")
 
 
 @dataclass(frozen=True)
@@ -35,12 +39,14 @@ class LayerComponents:
     """Sum of the logits over prompts and seen pairs, without what the scheme adds to them."""
     components: Float[Tensor, "group component distance"]
     """Sum of each component over prompts, seen pairs and the heads of a group: all heads, or each."""
-    explained: dict[str, Float[Tensor, "prompt head component"]]
-    """VAF in per cent: `vaf`, `vaf_printed`, `vaf_curve`, `vaf_curve_printed`; and `vaf_band` [prompt, head, band]."""
+    shares: Float[Tensor, "prompt head 4_components_and_3"]
+    """`explained`, one after the other."""
 
-
-_SHARES = ("vaf", "vaf_printed", "vaf_curve", "vaf_curve_printed")
-BANDS = ("activated", "low", "high")
+    @property
+    def explained(self) -> dict[str, Float[Tensor, "prompt head component"]]:
+        """VAF in per cent: `vaf`, `vaf_printed`, `vaf_curve`, `vaf_curve_printed`; and `vaf_band` [prompt, head, band]."""
+        parts = self.shares.split([self.components.shape[1]] * len(_SHARES) + [len(BANDS)], -1)
+        return dict(zip((*_SHARES, "vaf_band"), parts, strict=True))
 
 
 @dataclass(frozen=True)
@@ -60,39 +66,32 @@ class ComponentSums(Reduction):
         """Sums of no head yet."""
         prompts, heads, length, width = inputs.queries.shape
         new = {"dtype": torch.float64, "device": inputs.queries.device}
-        shares = {name: torch.zeros(prompts, heads, width // 2, **new) for name in _SHARES}
         return LayerComponents(
             logits=torch.zeros(heads, length, **new),
             components=torch.zeros(heads if self.of_each_head else 1, width // 2, length, **new),
-            explained={**shares, "vaf_band": torch.zeros(prompts, heads, len(BANDS), **new)},
+            shares=torch.zeros(prompts, heads, len(_SHARES) * (width // 2) + len(BANDS), **new),
         )
 
     def ill_conditioned(self, inputs: AttentionInputs, block: HeadBlock) -> Tensor:
         """Heads whose logits vary little beside the terms of their sum of squares, or beside their components."""
         some = block.between(self.first_token, self.last_token)
-        magnitude = torch.maximum(some.pairs.magnitude, some.pairs.own_squares.sum(-1))
-        return magnitude > ILL_CONDITIONED * some.pairs.scatter(some.counts.total)
+        return torch.maximum(some.pairs.magnitude, some.pairs.own_squares.sum(-1)) > some.well_conditioned
 
     def add(self, result: LayerComponents, inputs: AttentionInputs, block: HeadBlock) -> None:
         """Profiles of the heads of a block, added up, and their shares of the variance."""
         some = block.between(self.first_token, self.last_token)
-        profiles, seen = some.profiles, some.counts.distance
+        profiles = some.profiles
         result.logits.index_add_(0, some.head.flatten(), some.by_distance.flatten(0, 1))
         if self.of_each_head:
             result.components.index_add_(0, some.head.flatten(), profiles.flatten(0, 1))
         else:
-            result.components[0] += profiles.sum((0, 1))
+            result.components.add_(profiles.sum((0, 1)))
         totals = profiles.sum(-1)
-        bands = frequency_bands(layer_frequencies(inputs), inputs.compared_length(self.training_length))
-        moments = component_moments(some, totals, bands)
-        shares = {
-            "vaf": moments.variance_accounted,
-            "vaf_band": moments.of_bands.variance_accounted,
-            "vaf_printed": variance_accounted_as_printed(totals),
-            **curve_shares(profiles, seen),
-        }
-        for name, values in shares.items():
-            over_heads(result.explained[name], some, values)
+        moments = component_moments(some, totals, _layer_bands(inputs, inputs.compared_length(self.training_length)))
+        accounted, of_bands = moments.variance_accounted.split([totals.shape[-1], len(BANDS)], -1)
+        curves, sums = curve_moments(profiles, some.counts)
+        printed = variance_accounted_as_printed(torch.stack([totals, sums], -2)).flatten(-2)
+        over_heads(result.shares, some, torch.cat([accounted, curves.variance_accounted, printed, of_bands], -1))
 
 
 @dataclass(frozen=True)
@@ -112,43 +111,32 @@ class Moments:
         return _share(2 * self.with_whole - self.of_part, self.variance)
 
 
-@dataclass(frozen=True)
-class ComponentMoments(Moments):
-    """Moments of the components over the seen pairs of each head, in units of q . k squared; NaN where a head sees none."""
-
-    of_bands: Moments
-    """Those of the sums of bands."""
-
-
 def component_moments(
     block: HeadBlock, totals: Float[Tensor, "key member component"], bands: Bool[Tensor, "band component"]
-) -> ComponentMoments:
-    """Moments of every component and every band over the seen pairs of a block; `totals` are the sums of each component over them."""
+) -> Moments:
+    """Moments over the seen pairs of each head of a block: of every component, and then of the sum of every band.
+
+    `totals` are the sums of each component over the pairs. In units of q . k squared; NaN where a head sees none.
+    """
     count, pairs = block.counts.total[..., None], block.pairs
-    mean, member = totals / count, bands.to(torch.float64)
-    whole = mean.sum(-1, keepdim=True)
-    variance = variance_of(pairs.square[..., None] / count, whole)
-    with_whole = pairs.with_logits / count - mean * whole
-    band_mean = mean @ member.mT
-    of_bands = Moments(variance, pairs.squares_of(bands) / count - band_mean**2, with_whole @ member.mT)
-    return ComponentMoments(variance, pairs.own_squares / count - mean**2, with_whole, of_bands)
+    of_components = torch.stack([totals, pairs.with_logits]) / count
+    member = once("member", lambda: bands.T.to(torch.float64), bands)
+    mean, product = torch.cat([of_components, of_components @ member], -1).unbind(0)
+    whole = totals.sum(-1, keepdim=True) / count
+    square = torch.cat([pairs.own_squares, pairs.squares_of(bands)], -1) / count
+    return Moments(variance_of(pairs.square[..., None] / count, whole), square - mean**2, product - mean * whole)
 
 
-def curve_shares(
-    profiles: Float[Tensor, "key member component distance"], pairs: Float[Tensor, "key 1 distance"]
-) -> dict[str, Float[Tensor, "key member component"]]:
-    """Both VAF of the components' mean curves, each distance with pairs counted once."""
-    weight = torch.where(pairs > 0, 1 / pairs.clamp(min=1), 0)[..., None]
-    count = (pairs > 0).sum(-1, keepdim=True).to(torch.float64)
-    whole = profiles.sum(-2)[..., None] * weight
-    # Sums over distances of each curve, and of its product with the logits': one product with the profiles for both.
-    sums, products = (profiles @ torch.cat([weight.expand_as(whole), whole * weight], -1)).unbind(-1)
-    squares = (profiles * weight.mT).square_().sum(-1)
-    mean = sums / count
-    of_whole = mean.sum(-1, keepdim=True)
-    variance = variance_of(whole.square().sum(-2) / count, of_whole)
-    moments = Moments(variance, squares / count - mean**2, products / count - mean * of_whole)
-    return {"vaf_curve": moments.variance_accounted, "vaf_curve_printed": variance_accounted_as_printed(sums)}
+def curve_moments(
+    profiles: Float[Tensor, "key member component distance"], counts: PairCounts
+) -> tuple[Moments, Float[Tensor, "key member component"]]:
+    """Moments of the components' mean curves, each distance with pairs counted once; and the sums of the curves."""
+    curves, count = profiles * counts.shares, counts.distances
+    whole = curves.sum(-2, keepdim=True)
+    sums, of_whole = curves.sum(-1), whole.sum(-1) / count
+    mean, product = sums / count, (curves * whole).sum(-1) / count
+    variance = variance_of(whole.square().sum(-1) / count, of_whole)
+    return Moments(variance, curves.square_().sum(-1) / count - mean**2, product - mean * of_whole), sums
 
 
 def pair_components(inputs: AttentionInputs, query: int, key: int) -> Float[Tensor, "prompt head component"]:
@@ -167,11 +155,19 @@ def frequency_bands(
     return torch.stack((activated, frequencies <= lowest, frequencies >= highest))
 
 
+def _layer_bands(inputs: AttentionInputs, length: int) -> Bool[Tensor, "band component"]:
+    frequencies = inputs.frequencies
+    if frequencies is None or inputs.positions is None:
+        return frequency_bands(layer_frequencies(inputs), length)
+    return once(("bands", length, inputs.valid.device), lambda: frequency_bands(layer_frequencies(inputs), length), frequencies)
+
+
 def layer_frequencies(inputs: AttentionInputs) -> Float[Tensor, "component"]:
     """Frequencies by which the layer rotates, float64; NaN where the layer rotates nothing."""
     if inputs.frequencies is None or inputs.positions is None:
         return torch.full((inputs.queries.shape[-1] // 2,), torch.nan, dtype=torch.float64, device=inputs.valid.device)
-    return inputs.frequencies.to(dtype=torch.float64, device=inputs.valid.device)
+    frequencies, device = inputs.frequencies, inputs.valid.device
+    return once(("float64", device), lambda: frequencies.to(dtype=torch.float64, device=device, copy=True), frequencies)
 
 
 def variance_accounted_as_printed(sums: Float[Tensor, "... component"]) -> Float[Tensor, "... component"]:
@@ -180,4 +176,4 @@ def variance_accounted_as_printed(sums: Float[Tensor, "... component"]) -> Float
 
 
 def _share(part: Tensor, whole: Tensor) -> Tensor:
-    return torch.where(whole == 0, torch.nan, 100 * part / whole)
+    return (100 * part / whole).masked_fill(whole == 0, torch.nan)

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.measures.kernels.memory import SHARED, memory_for
-from repo_interp.measures.kernels.seen_pairs import pair_counts
+from repo_interp.measures.kernels.seen_pairs import is_whole, once, pair_counts
 
 EDGES = (
     0.0,
@@ -60,29 +60,33 @@ def rotation_angles(
     per_side: int = PER_SIDE,
 ) -> RotationAngles:
     """Histogram of the angles over `EDGES`, and sums of position differences, over the seen pairs of `tokens`."""
-    rates = frequencies.to(device=positions.device, dtype=torch.float64).abs()
-    edges = torch.tensor(EDGES[1:], dtype=torch.float64, device=positions.device) / rates[:, None]
-    in_order = edges.flatten().sort()
-    weights, query, key = _sampled_pairs(tokens, window, per_side)
+    in_order, below, upto = once("edges", lambda: _edges(frequencies), frequencies)
+    weights, unseen, tokens_of = once(("sampled", window, per_side), lambda: _sampled_pairs(tokens, window, per_side), tokens)
     counts, total = [], []
-    for rows in positions.to(torch.float64).split(max(1, memory_for(key.device, SHARED) // (32 * key.numel())), dim=1):
-        some = rows.shape[1]
-        at_key = rows.gather(-1, key.flatten(1)[:, None].expand(-1, some, -1)).unflatten(-1, key.shape[1:])
-        at_query = rows.gather(-1, query[:, None].expand(-1, some, -1))
-        difference = (at_query[..., None] - at_key).abs_().masked_fill_(weights[:, None] == 0, 0)
+    for rows in positions.to(torch.float64).split(max(1, memory_for(weights.device, SHARED) // (32 * weights.numel())), dim=1):
+        some, sizes = rows.shape[1], weights.shape[1:]
+        at_query, at_key = rows.gather(-1, tokens_of.expand(-1, some, -1)).split([sizes[0], sizes.numel()], -1)
+        difference = (at_query[..., None] - at_key.unflatten(-1, sizes)).abs_().masked_fill_(unseen, 0)
         weight = weights[:, None].expand_as(difference)
-        # One sort of the edges of all components, in positions, serves them all; rows of cells are told apart by an offset.
-        cells = torch.bucketize(difference, in_order.values, right=True)
-        cells += torch.arange(some, device=cells.device)[:, None, None] * (edges.numel() + 1)
-        counted = torch.bincount(cells.flatten(), weight.flatten(), minlength=some * (edges.numel() + 1))
-        counts.append(counted.unflatten(0, (some, -1)))
+        # One sort of the edges of all components, in positions, serves them all.
+        cells = torch.bucketize(difference, in_order, right=True).add_(1)
+        counted = torch.zeros(some, len(in_order) + 2, dtype=torch.float64, device=cells.device)
+        counted.scatter_add_(1, *(part.transpose(0, 1).flatten(1) for part in (cells, weight)))
+        counts.append(counted)
         total.append((weight * difference).sum((0, 2, 3)))
     # Cumulative counts at every edge of every component, put back from sorted order; a bin is a difference of two of them.
-    upto = torch.cat(counts).cumsum(-1)
-    below = torch.empty_like(upto[:, :-1])
-    below[:, in_order.indices] = upto[:, :-1]
-    ends = torch.cat((below.unflatten(-1, edges.shape), upto[:, -1:, None].expand(-1, len(edges), 1)), dim=-1)
-    return RotationAngles(ends.diff(dim=-1, prepend=torch.zeros_like(ends[..., :1])), torch.cat(total))
+    counted = (torch.cat(counts) if counts[1:] else counts[0]).cumsum(-1)
+    return RotationAngles(counted[:, upto] - counted[:, below], torch.cat(total) if total[1:] else total[0])
+
+
+def _edges(frequencies: Float[Tensor, "component"]) -> tuple[Tensor, Tensor, Tensor]:
+    """Edges of the bins of all components in positions, in order; and where cells below and in each bin [component, angle] end."""
+    edges = torch.tensor(EDGES[1:], dtype=torch.float64, device=frequencies.device) / frequencies.to(torch.float64).abs()[:, None]
+    in_order = edges.flatten().sort()
+    # Cell 0 is before the first edge of all, and nothing; the last one behind the last.
+    ends = 1 + in_order.indices.argsort().view(edges.shape)
+    first, last = torch.zeros_like(ends[:, :1]), torch.full_like(ends[:, :1], edges.numel() + 1)
+    return in_order.values, torch.cat([first, ends], 1), torch.cat([ends, last], 1)
 
 
 def largest_difference(
@@ -91,10 +95,14 @@ def largest_difference(
     window: int | None = None,
 ) -> Float[Tensor, "prompt any"]:
     """Largest |z_i - z_j| over the seen pairs of `tokens`, in positions. Exact; -inf where there are none."""
-    positions, tokens = positions.to(torch.float64), tokens[:, None]
-    above = _running_maximum(positions.masked_fill(~tokens, -torch.inf), window) - positions
-    below = _running_maximum((-positions).masked_fill(~tokens, -torch.inf), window) + positions
-    return torch.maximum(above, below).masked_fill(~tokens, -torch.inf).amax(-1)
+    return once(("reach", window), lambda: _largest_difference(positions, tokens, window), positions, tokens)
+
+
+def _largest_difference(positions: Tensor, tokens: Tensor, window: int | None) -> Float[Tensor, "prompt any"]:
+    hidden = None if is_whole(tokens) else ~tokens[:, None]
+    both = torch.stack([positions, -positions]).to(torch.float64)
+    reach = _running_maximum(both if hidden is None else both.masked_fill(hidden, -torch.inf), window) - both
+    return (reach if hidden is None else reach.masked_fill(hidden, -torch.inf)).amax((0, -1))
 
 
 def _running_maximum(values: Float[Tensor, "... token"], window: int | None) -> Float[Tensor, "... token"]:
@@ -110,8 +118,8 @@ def _running_maximum(values: Float[Tensor, "... token"], window: int | None) -> 
 
 def _sampled_pairs(
     tokens: Bool[Tensor, "prompt token"], window: int | None, per_side: int
-) -> tuple[Float[Tensor, "prompt query distance"], Int[Tensor, "prompt query"], Int[Tensor, "prompt query distance"]]:
-    """Weights, queries and keys of a grid of queries and distances; weight 0 where it holds no seen pair."""
+) -> tuple[Float[Tensor, "prompt query distance"], Bool[Tensor, "prompt 1 query distance"], Int[Tensor, "prompt 1 token"]]:
+    """Weights of a grid of queries and distances, 0 where it holds no seen pair; where that is; and its queries, then its keys."""
     length = tokens.shape[-1]
     indices = torch.arange(length, device=tokens.device)
     in_order = torch.where(tokens, indices, length).sort(-1).values.clamp(max=length - 1)
@@ -125,7 +133,7 @@ def _sampled_pairs(
     key = key.clamp_(min=0)
     seen &= tokens.gather(-1, key.flatten(1)).view_as(key)
     weight = pair_counts(tokens, window).total / seen.sum((1, 2)).clamp(min=1)
-    return seen * weight[:, None, None], query, key
+    return seen * weight[:, None, None], ~seen[:, None], torch.cat([query, key.flatten(1)], 1)[:, None]
 
 
 def _evenly(

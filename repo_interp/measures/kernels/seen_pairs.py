@@ -8,13 +8,49 @@ A sliding window is a difference: the pairs beyond it, i - j >= window, are the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from scipy.fft import next_fast_len
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from repo_interp.inputs import changes_of
+
+_made: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""By tensor, what was made of it and of others."""
+
+
+def once(name: Hashable, make: Callable[[], Any], tensor: Tensor, *others: Tensor) -> Any:
+    """Return what `make` gives of some tensors, made once for as long as `tensor` is there and none is changed.
+
+    All layers of a pass share its masks and, most often, their frequencies.
+    """
+    made = cast("dict[Hashable, Any]", _made.setdefault(tensor, {}))
+    key = name, *((id(each), changes_of(each)) for each in (tensor, *others))
+    if key not in made:
+        # Others are kept, so that their ids stay theirs; `tensor` is not, so that it goes when nobody else has it.
+        made[key] = make(), [each for each in others if each is not tensor]
+    return made[key][0]
+
+
+def is_whole(mask: Bool[Tensor, "*any"]) -> bool:
+    """Whether the mask holds everywhere; the device is waited for once per mask."""
+    return once("whole", lambda: bool(mask.all()), mask)
+
+
+def extents(mask: Bool[Tensor, "prompt token"]) -> list[tuple[int, int, int]]:
+    """First token, last token + 1 and number of the tokens of every prompt; (0, 0, 0) where there is none. Waits once per mask."""
+
+    def of_prompt(tokens: list[bool]) -> tuple[int, int, int]:
+        count = sum(tokens)
+        return (tokens.index(True), len(tokens) - tokens[::-1].index(True), count) if count else (0, 0, 0)
+
+    return once("extents", lambda: [of_prompt(tokens) for tokens in mask.tolist()], mask)
 
 
 @dataclass(frozen=True)
@@ -26,6 +62,20 @@ class PairCounts:
     distance: Float[Tensor, "... distance"]
     total: Float[Tensor, "..."]
 
+    @cached_property
+    def shares(self) -> Float[Tensor, "... 1 distance"]:
+        """What each pair is of those at its distance; 0 where there is none."""
+        return ((self.distance > 0) / self.distance.clamp(min=1))[..., None, :]
+
+    @cached_property
+    def distances(self) -> Float[Tensor, "... 1"]:
+        """Number of distances that pairs have."""
+        return (self.distance > 0).sum(-1, keepdim=True, dtype=torch.float64)
+
+    def of(self, row: Int[Tensor, "*some"]) -> PairCounts:
+        """Those of some prompts."""
+        return PairCounts(*(part[row] for part in (self.query, self.key, self.distance, self.total)))
+
 
 def pair_counts(
     keys: Bool[Tensor, "... token"], window: int | None = None, queries: Bool[Tensor, "... token"] | None = None
@@ -34,15 +84,21 @@ def pair_counts(
 
     The masks say which tokens take part; `queries` None: those of the keys.
     """
+    if queries is None or queries is keys:
+        return once(("pairs", window), lambda: _pair_counts(keys, window, keys), keys)
+    return _pair_counts(keys, window, queries)
+
+
+def _pair_counts(keys: Tensor, window: int | None, queries: Tensor) -> PairCounts:
     tokens, key = keys.shape[-1], keys.to(torch.float64)
-    query = key if queries is None else queries.to(torch.float64)
+    query = queries.to(torch.float64)
     earlier = key.cumsum(-1)
     later = query.flip(-1).cumsum(-1).flip(-1)
     if window is not None and window < tokens:
         earlier = earlier - delayed(earlier, window, axis=-1)
         later = later - advanced(later, window, axis=-1)
     length = fast_length(2 * tokens - 1)
-    spectrum = torch.fft.rfft(query, n=length) * torch.fft.rfft(key, n=length).conj()
+    spectrum = torch.fft.rfft(query, n=length) * torch.fft.rfft(key, n=length).conj_physical()
     distance = torch.fft.irfft(spectrum, n=length)[..., :tokens].round()
     if window is not None:
         distance[..., window:] = 0

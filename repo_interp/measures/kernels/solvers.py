@@ -15,7 +15,8 @@ Every coupling is triangular, so the differences of consecutive equations (a: t 
 t+1) couple only neighbours and t with n-1-t. Ordered by min(t, n-1-t) that is a banded system: its LU has about 26 n
 entries and serves every head of every layer. Three directions leave the fit as it is - the gauges (1, -1, 0),
 (1, 0, -1), (t, -t, t) - and the ridge solution has no part in them: it is what remains after they are projected out,
-which also removes their rounding errors, amplified by 1 / ridge in any solve.
+which also removes their rounding errors, amplified by 1 / ridge in any solve. An accelerator has no banded LU worth its launches:
+there the system is cut into parts with six unknowns between them, dense blocks of a size that n hardly changes.
 
 **Any other set of pairs**, by conjugate gradients, diagonally preconditioned, for (A + ridge) x = s:
 
@@ -35,7 +36,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from scipy import sparse
 from scipy.sparse.linalg import SuperLU, splu
 from torch import Tensor
@@ -52,39 +53,115 @@ class Axes(NamedTuple):
 def fit_triangle(sums: Axes, ridge: float) -> Axes:
     """Axes of the ridge fit, from the sums of W over each diagonal, row and column of a triangle of n tokens.
 
-    `sums` are float64 of one shape [..., n], in units of W; so are the axes, on the same device. The factorization
-    happens on the CPU and is kept for the lengths met last. Raises ValueError unless `ridge` is positive: without it the
+    `sums` are float64 of one shape [..., n], in units of W; so are the axes, on the same device. What depends on n alone
+    is factored on the CPU and kept for the lengths met last. Raises ValueError unless `ridge` is positive: without it the
     axes are not determined.
     """
     if not ridge > 0:
         raise ValueError(f"ridge must be positive, got {ridge}")
-    tokens = sums.distance.shape[-1]
-    columns = torch.stack(sums, dim=-2).reshape(-1, 3 * tokens).T.contiguous().cpu().numpy()
-    solution = _without_gauges(_factorize(tokens, ridge).solve(columns))
-    axes = torch.from_numpy(np.ascontiguousarray(solution.T)).to(sums.distance.device)
-    return Axes(*axes.reshape(*sums.distance.shape[:-1], 3, tokens).unbind(-2))
+    tokens, shape = sums.distance.shape[-1], sums.distance.shape[:-1]
+    columns = torch.stack(sums, dim=-2).reshape(-1, 3 * tokens).T
+    if columns.device.type == "cpu":
+        solution = _solve_banded(columns.contiguous().numpy(), ridge)
+    else:
+        solution = dissect(tokens, ridge, columns.device).solve(columns)
+    basis = _gauges(tokens, columns.device)
+    axes = torch.addmm(solution, basis, basis.T @ solution, alpha=-1).T
+    return Axes(*axes.reshape(*shape, 3, tokens).unbind(-2))
 
 
-class _Factorization(NamedTuple):
-    lower_upper: SuperLU
-    order: np.ndarray
+def _solve_banded(sums: np.ndarray, ridge: float) -> Float[Tensor, "unknown column"]:
+    lower_upper, order = _factorize(len(sums) // 3, ridge)
+    axes, differences = np.empty_like(sums), sums - np.pad(sums, ((0, 1), (0, 0)))[_neighbours(len(sums) // 3)]
+    axes[order] = lower_upper.solve(differences[order])
+    return torch.from_numpy(axes)
 
-    def solve(self, sums: np.ndarray) -> np.ndarray:
-        """Axes [3 n, columns] of sums [3 n, columns]."""
-        tokens = len(sums) // 3
-        # Right-hand sides of the differenced equations: a_t minus a_{t+1}, b_t minus b_{t-1}, c_t minus c_{t+1}. The equations at
-        # the ends (a and c at n - 1, b at 0) have no neighbour to subtract and stay.
-        differences = sums.copy()
-        differences[: tokens - 1] -= sums[1:tokens]
-        differences[tokens + 1 : 2 * tokens] -= sums[tokens : 2 * tokens - 1]
-        differences[2 * tokens : -1] -= sums[2 * tokens + 1 :]
-        axes = np.empty_like(sums)
-        axes[self.order] = self.lower_upper.solve(differences[self.order])
-        return axes
+
+class Dissection(NamedTuple):
+    """The same system in parts with six unknowns between them, as dense blocks: a few products solve it on an accelerator."""
+
+    places: Int[Tensor, "entry"]
+    """Unknowns, part by part; the last six of a part stand between it and the next."""
+    neighbours: Int[Tensor, "entry"]
+    back: Int[Tensor, "unknown"]
+    rows: Float[Tensor, "part size size_and_12"]
+    """The system's rows, with six columns of either neighbour."""
+    inverse: Float[Tensor, "part inner inner"]
+    to_ends: Float[Tensor, "part 12 inner"]
+    from_ends: Float[Tensor, "part inner 12"]
+    between: Float[Tensor, "between any"]
+
+    def solve(self, sums: Float[Tensor, "unknown column"]) -> Float[Tensor, "unknown column"]:
+        """Axes [3 n, columns] of sums [3 n, columns]; what is left is solved again, twice: inverses lose digits."""
+        padded = torch.nn.functional.pad(sums, (0, 0, 0, 1))
+        known = (padded[self.places] - padded[self.neighbours]).unflatten(0, self.rows.shape[:2])
+        solved = self._solve(known)
+        for _ in range(2):
+            windows = _windows(solved.flatten(0, 1), 6, *self.rows.shape[1:])
+            solved = solved + self._solve(torch.baddbmm(known, self.rows, windows, alpha=-1))
+        return solved.flatten(0, 1)[self.back]
+
+    def _solve(self, known: Float[Tensor, "part size column"]) -> Float[Tensor, "part size column"]:
+        inner = self.inverse.shape[-1]
+        inside, ends = known[:, :inner], known[:, inner:]
+        at_ends = torch.bmm(self.to_ends, inside)
+        between = self.between @ torch.cat([ends.flatten(0, 1), at_ends.flatten(0, 1)])
+        inside = torch.baddbmm(torch.bmm(self.inverse, inside), self.from_ends, _windows(between, 6, 6, 12, after=0), alpha=-1)
+        return torch.cat([inside, between.unflatten(0, ends.shape[:2])], 1)
+
+
+def _windows(values: Float[Tensor, "entry column"], before: int, step: int, size: int, after: int = 6) -> Tensor:
+    """Stretches [stretch, size, column] of `values` with zeros around them."""
+    return torch.nn.functional.pad(values, (0, 0, before, after)).unfold(0, size, step).mT
+
+
+@lru_cache(maxsize=8)
+def dissect(tokens: int, ridge: float, device: torch.device) -> Dissection:
+    """The system of a triangle of `tokens` for `device`."""
+    system, order = _ordered(tokens, ridge)
+    # Parts for which their inverses and that of what is between them cost the same.
+    size, known = 6 * max(2, round((tokens**2 / 4) ** 0.2)), 3 * tokens
+    parts = -(-known // size)
+    # Six columns of zeros on either side, and ones on the diagonal where the last part is not full.
+    padded = sparse.block_diag(
+        [sparse.csr_array((0, 6)), system, sparse.eye_array(parts * size - known), sparse.csr_array((0, 6))]
+    )
+    padded = sparse.csr_array(padded)
+    stretches = (padded[at : at + size, at : at + size + 12].toarray() for at in range(0, parts * size, size))
+    rows = torch.from_numpy(np.stack(list(stretches)))
+    inner = size - 6
+    inverse = torch.linalg.inv(rows[:, :inner, 6:size])
+    from_ends = inverse @ torch.cat([rows[:, :inner, :6], rows[:, :inner, size : size + 6]], -1)
+    ends = torch.zeros(parts, 12, inner, dtype=rows.dtype)
+    ends[1:, :6, :6], ends[:, 6:] = rows[:-1, inner:, size + 6 :], rows[:, inner:, 6:size]
+    # Of both ends of every part, the six before it and the six behind it, in the order of what is between parts.
+    place = torch.eye(6 * parts, dtype=rows.dtype)
+    place = _windows(place, 6, 6, 12, after=0).flatten(0, 1).T
+    schur = torch.block_diag(*rows[:, inner:, size : size + 6]) - place @ torch.block_diag(*(ends @ from_ends)) @ place.T
+    between = torch.linalg.inv(schur) @ torch.cat([torch.eye(6 * parts, dtype=rows.dtype), -place], -1)
+    filled = np.full(parts * size - known, known)
+    places, neighbours = np.concatenate([order, filled]), np.concatenate([_neighbours(tokens)[order], filled])
+    indices = (torch.from_numpy(part) for part in (places, neighbours, order.argsort()))
+    made = (*indices, rows, inverse, ends @ inverse, from_ends, between)
+    return Dissection(*(part.to(device) for part in made))
+
+
+def _neighbours(tokens: int) -> np.ndarray:
+    """The equation that each is differenced with: a and c with the next, b with the last; those at the ends with none, 3 n."""
+    steps = np.arange(tokens)
+    neighbours = np.concatenate([steps + 1, tokens + steps - 1, 2 * tokens + steps + 1])
+    neighbours[[tokens - 1, tokens, -1]] = 3 * tokens
+    return neighbours
 
 
 @lru_cache(maxsize=32)
-def _factorize(tokens: int, ridge: float) -> _Factorization:
+def _factorize(tokens: int, ridge: float) -> tuple[SuperLU, np.ndarray]:
+    system, order = _ordered(tokens, ridge)
+    return splu(system, permc_spec="NATURAL"), order
+
+
+def _ordered(tokens: int, ridge: float) -> tuple[sparse.csc_array, np.ndarray]:
+    """The differenced system, six entries wide on either side of its diagonal, and the order of its unknowns."""
     steps = np.arange(tokens)
     # Differencing turns a triangular block of ones into the identity (`same`), or into the identity read backwards (`mirrored`,
     # where the coupling runs up to n-1-t); the diagonal block n_t + ridge becomes bidiagonal.
@@ -103,20 +180,26 @@ def _factorize(tokens: int, ridge: float) -> _Factorization:
     folded = np.minimum(steps, steps[::-1])
     order = np.lexsort((np.tile(steps, 3), np.tile(folded, 3)))
     system = sparse.csc_array(sparse.block_array(blocks))
-    return _Factorization(splu(system[order][:, order], permc_spec="NATURAL"), order)
+    return system[order][:, order], order
 
 
-def _without_gauges(axes: np.ndarray) -> np.ndarray:
-    tokens = len(axes) // 3
+@lru_cache(maxsize=32)
+def _gauges(tokens: int, device: torch.device) -> Float[Tensor, "unknown direction"]:
+    """An orthonormal basis of the gauges."""
     ones, zeros, steps = np.ones(tokens), np.zeros(tokens), np.arange(tokens, dtype=np.float64)
     gauges = [np.concatenate([ones, -ones, zeros]), np.concatenate([ones, zeros, -ones])]
     if tokens > 1:  # with one token the third gauge is the zero vector
         gauges.append(np.concatenate([steps, -steps, steps]))
     basis, _ = np.linalg.qr(np.stack(gauges, axis=1))
-    return axes - basis @ (basis.T @ axes)
+    return torch.from_numpy(basis).to(device)
 
 
 MOST_STEPS = 2000
+
+
+def steps_at_once(device: torch.device) -> int:
+    """Steps between two questions whether all have converged, which wait for an accelerator."""
+    return 1 if device.type == "cpu" else 16
 
 
 def conjugate_gradients(
@@ -141,11 +224,14 @@ def conjugate_gradients(
     step = preconditioner * residual
     norm = (residual * step).sum(-1, keepdim=True)
     enough = tolerance**2 * norm
-    for _ in range(MOST_STEPS):
-        if bool((norm <= enough).all()):
+    at_once = steps_at_once(sums.device)
+    for number in range(MOST_STEPS + at_once):
+        going = (norm > enough).any()
+        if number % at_once == 0 and not bool(going):
             return _without(null_space, solution)
         applied = torch.where(touched, apply(step) + ridge * step, 0)
-        length = norm / (step * applied).sum(-1, keepdim=True).clamp(min=tiny)
+        # Steps of 0 once all are there, so that how often it is asked changes no number.
+        length = going * norm / (step * applied).sum(-1, keepdim=True).clamp(min=tiny)
         solution += length * step
         residual -= length * applied
         candidate = preconditioner * residual

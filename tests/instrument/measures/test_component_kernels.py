@@ -39,7 +39,9 @@ def component_profiles(*features, **options):
 def moments(name, bands, *features, **options):
     def make(block: HeadBlock):
         made = component_moments(block, block.profiles.sum(-1), bands)
-        return getattr(made.of_bands if name == "of_bands" else made, "variance_accounted" if "band" in name else name)
+        of_components, of_bands = slice(bands.shape[-1]), slice(bands.shape[-1], None)
+        values = made.variance_accounted if name == "of_bands" else getattr(made, name)
+        return values[..., of_bands if name == "of_bands" else of_components]
 
     return of_heads(make, *features, **options)
 

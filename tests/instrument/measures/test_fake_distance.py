@@ -11,7 +11,7 @@ from attention_inputs import OFFICIAL, devices, official_inputs, on, random_inpu
 from numpy.testing import assert_allclose
 
 from repo_interp.measures.fake_distance import FakeDistance
-from repo_interp.measures.kernels.fake_logits import Grid
+from repo_interp.measures.kernels.fake_logits import turns
 from repo_interp.measures.statistics import merge
 from repo_interp.positions.rotary import rotate
 
@@ -161,13 +161,14 @@ def test_many_tokens_go_through_in_blocks():
     assert_allclose(group["semantic_axis"][0, 1], semantic, atol=1e-9)
 
 
-@pytest.mark.parametrize("frequency", [0.0, 1e-18, 1e-6, 0.3, 2.0, 2 * np.pi, 7.0])
-def test_phase_sums(frequency):
-    grid = Grid(torch.tensor([[-2.5]]).double(), torch.tensor([[1.0]]).double(), torch.tensor([4000]))
-    found = grid.phase_sums(torch.tensor([frequency, -frequency], dtype=torch.float64))[0, 0]
-    distances = -2.5 + np.arange(4000)
-    assert_allclose(found[0], np.exp(1j * frequency * distances).sum(), atol=1e-8)
-    assert_allclose(found[1], np.conj(found[0].item()), atol=1e-9)
+def test_turns_are_rotations_by_the_distances_of_a_grid():
+    frequencies = torch.tensor([0.0, 0.3, -7.0], dtype=torch.float64)
+    valid = torch.tensor([[True] * 5 + [False]])
+    made = turns(torch.tensor([[-2.5]]).double(), torch.tensor([[1.5]]).double(), valid, frequencies)
+    angles = (-2.5 + 1.5 * np.arange(5))[:, None] * frequencies.numpy()
+    rotations = np.array([[np.cos(angles), -np.sin(angles)], [np.sin(angles), np.cos(angles)]])
+    assert_allclose(made.squares[0, 0], np.einsum("abdr,ijds->abijrs", rotations, rotations), atol=1e-12)
+    assert_allclose(made.mean[0][0, 0, 0, :3], np.cos(angles).mean(0), atol=1e-12)
 
 
 @precisions

@@ -1,7 +1,12 @@
-"""How many operators measuring dispatches: on an accelerator each costs a launch, whatever its size."""
+"""What measuring asks of an accelerator: operators, which cost a launch each whatever their size, and waits."""
 
 from __future__ import annotations
 
+import ast
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from attention_inputs import random_inputs
@@ -10,40 +15,156 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import repo_interp as ri
 from repo_interp.measures.kernels.heads import Reduction, reduced
+from repo_interp.measures.kernels.solvers import dissect
+from repo_interp.measures.labels import Arrays, _Awaited
 from repo_interp.measures.three_axis import ThreeAxis
 from repo_interp.tasks.prompt import Prompt
 
 SEVEN = ("positions", "patterns", "attention_mass", "components", ThreeAxis(extras=()), "fake_distance", "rotation")
 """Without the fit over learned positions, whose steps depend on how fast it converges."""
-MOST = 2300
-"""Operators of one layer and its forward pass, within the memory of an accelerator."""
+MOST = 900
+"""Operators of one layer more and its forward pass, within the memory of an accelerator."""
+WAITING = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "_unique2", "unique_dim", "masked_select", "bincount")
+"""Operators after which the processor has a number of the device, or must know one."""
 
 
 class Counted(TorchDispatchMode):
     """Counts what is dispatched."""
 
-    count = 0
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
 
     def __torch_dispatch__(self, operator, types, arguments=(), keywords=None):
         """Call `operator`."""
-        self.count += 1
+        masks = operator is torch.ops.aten.index.Tensor and any(at is not None and at.dtype == torch.bool for at in arguments[1])
+        self.counts["nonzero" if masks else operator._schema.name.removeprefix("aten::")] += 1
         return operator(*arguments, **(keywords or {}))
 
 
-def launches(model, tokens, memory):
+def launches(model, tokens, memory, layers=(0,)):
     drawn = torch.randint(3, 60, (tokens,), generator=torch.Generator().manual_seed(0)).tolist()
     prompt = Prompt(tokens=tuple(drawn), spans={"needle": (3, 4)}, generated=(tokens - 2, tokens - 1))
     with ri.working_memory(memory), Counted() as counted:
-        ri.analyze(model, [prompt], SEVEN, layers=(0,), progress=lambda done, total: None)
-    return counted.count
+        ri.analyze(model, [prompt], SEVEN, layers=layers, progress=lambda done, total: None)
+    return counted.counts
+
+
+def of_one_layer(model, tokens, memory):
+    """Operators that a second layer takes."""
+    launches(model, tokens, memory)  # tables that depend on a length or a size are made once
+    first, both = launches(model, tokens, memory), launches(model, tokens, memory, (0, 1))
+    return both - first
 
 
 def test_an_accelerators_memory_takes_few_launches_whatever_the_length():
     """Found: 33,436 in a layer of 4,096 tokens, 9,380 in one of 1,024."""
     model = repositioned("repo")
-    short, long = (launches(model, tokens, 2**31) for tokens in (256, 1024))
-    assert short == long <= MOST
-    assert launches(model, 1024, 2**18) > 1.5 * long
+    short, long = (of_one_layer(model, tokens, 2**31) for tokens in (256, 1024))
+    assert short == long
+    assert long.total() <= MOST
+    assert of_one_layer(model, 1024, 2**18).total() > 1.5 * long.total()
+    # Whether the inputs are finite, whether a head needs float64, how many components a head has for its closed form.
+    assert {name: count for name, count in long.items() if name in WAITING} == {"_local_scalar_dense": 3}
+
+
+def test_a_triangle_is_solved_by_few_launches_whatever_its_length():
+    for tokens in (256, 1024):
+        system, sums = dissect(tokens, 1e-6, torch.device("cpu")), torch.ones(3 * tokens, 4, dtype=torch.float64)
+        with Counted() as counted:
+            system.solve(sums)
+        assert counted.counts.total() <= 80
+
+
+def test_arrays_leave_an_accelerator_together():
+    """Those of one kind in one copy, in the places that were kept for them."""
+    both, other = torch.arange(12.0).view(2, 2, 3), torch.arange(4).double()
+    first = Arrays(
+        {"a": (("layer", "head", "token"), _Awaited(both, (0,), 0)), "b": (("head", "layer", "token"), _Awaited(both, (1,), 1))}
+    )
+    second = Arrays({"c": (("token", "layer"), _Awaited(other, (), 1)), "d": (("layer",), np.ones(1))})
+    assert first.values["a"][1].shape == (1, 2, 3) and first.values["b"][1].shape == (2, 1, 3)
+    np.testing.assert_array_equal(first.values["b"][1][:, 0], both[1])
+    np.testing.assert_array_equal(second.values["c"][1], other[:, None])
+    np.testing.assert_array_equal(second.values["d"][1], np.ones(1))
+
+
+ROOT = Path(ri.__file__).parent
+METHODS = {"item", "tolist", "cpu", "nonzero", "argwhere", "unique", "masked_select", "bincount"}
+REDUCED = {"all", "any", "max", "min", "sum", "amax", "amin", "argmax", "count_nonzero"}
+TEXTS = {"attention_rows", "gates", "maps", "position_sources", "predictions", "segments"}
+"""Measures of a few rows, heads or words by name, or of what a prompt says, which numpy knows."""
+ALLOWED = {
+    # Once per batch: masks and spans are the same in all its layers.
+    "seen_pairs.py is_whole": "bool",
+    "seen_pairs.py extents": "tolist",
+    "rank_trend.py Index.missing": "bool",
+    "attention_mass.py AttentionMass._rows": "tolist",
+    "capture.py _decoded": "bool",
+    # Once per layer, or less: sizes of what is made next.
+    "closed_form.py ClosedForm.most": "int",
+    "closed_form.py ClosedForm.written_out": "nonzero",
+    "heads.py _well_conditioned": "bool",
+    "heads.py HeadBlock.heads": "nonzero",
+    "position_cells.py position_correlation": "tolist",
+    "fake_distance.py bias_by_distance": "unique",
+    # Every few steps, by `steps_at_once`.
+    "solvers.py conjugate_gradients": "bool",
+    # On the processor, by what `memory_for` says.
+    "causal_pairs.py Chunks.squares_of": "cpu int",
+    "causal_pairs.py _runs": "tolist",
+    # Where statistics leave a device, and what comes after.
+    "labels.py _fetch": "cpu",
+    "labels.py Arrays.at": "mask",
+    "labels.py _aligned": "unique",
+    "labels.py arrays": "tolist",
+    "statistics.py _concatenate_prompts": "unique tolist",
+    "components.py Components.conclude": "bool",
+    # Controls, on request; and numpy's kernels of the measures in `TEXTS`.
+    "three_axis.py shuffle_distances": "cpu nonzero",
+    "three_axis.py draw_rows": "cpu nonzero",
+    "head_patterns.py ContentSums.add": "mask",
+    "held_out.py one_hot": "unique",
+    "held_out.py HeldOut.errors": "unique",
+    "mirror.py mirror": "bool float",
+    "segmentation.py segment_edges": "nonzero mask",
+    "segmentation.py shuffled_edges": "cpu",
+    "segmentation.py has_ties": "bool",
+    "segmentation.py matched": "bool",
+}
+"""By function, in which words it waits for a device, or seems to."""
+
+
+def waits(node, place=""):
+    """(function, word) of calls that wait for a device where their argument is there, and of indices of unknown length."""
+    for child in ast.iter_child_nodes(node):
+        inner = f"{place}.{child.name}".lstrip(".") if isinstance(child, ast.FunctionDef | ast.ClassDef) else place
+        inside = list(ast.walk(child))
+        calls = {each.func.attr for each in inside if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)}
+        if isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute) and child.func.attr in METHODS:
+            yield place, child.func.attr
+        if isinstance(child, ast.Call) and isinstance(child.func, ast.Name) and child.func.id in ("int", "float", "bool"):
+            names = isinstance(child.args[0], ast.Name) and child.func.id == "bool"
+            if names or calls & REDUCED or any(isinstance(each, ast.Subscript) for each in inside):
+                yield place, child.func.id
+        if isinstance(child, ast.Subscript) and any(isinstance(each, ast.Compare) for each in ast.walk(child.slice)):
+            yield place, "mask"
+        yield from waits(child, inner)
+
+
+def test_nothing_waits_for_a_device_but_where_a_line_says_why():
+    files = [path for path in sorted((ROOT / "measures").rglob("*.py")) if path.stem not in TEXTS]
+    found = {}
+    for path in (*files, ROOT / "models" / "capture.py"):
+        for function, word in waits(ast.parse(path.read_text())):
+            found.setdefault(f"{path.name} {function}", set()).add(word)
+    assert found == {function: set(words.split()) for function, words in ALLOWED.items()}
+
+
+def test_waits_are_found():
+    lines = ("y = x.cpu()", "if bool(x.any()): z = x[x > 0]", "return x.sum().item(), int(x[0]), bool(y), float(x.max())")
+    code = "def f(x):\n" + "\n".join(f"    {line}" for line in lines)
+    assert {word for _, word in waits(ast.parse(code))} == {"cpu", "bool", "mask", "item", "int", "float"}
 
 
 class TooLarge(Reduction):

@@ -170,7 +170,7 @@ def test_closed_form_written_out(kind, window, semantic):
     )
     chosen = torch.rand(2, inputs.heads, 4) < 0.5
     chosen[0, 0] = False
-    mean = pair_statistics(inputs).key_mean
+    mean = pair_statistics(inputs).keys[1:3]
     (found,) = reduced(inputs, [ClosedForm(chosen, mean, semantic)])
     assert_allclose(found, closed_form(inputs, chosen, semantic), atol=1e-10)
     assert torch.isnan(found[0, 0]) and not torch.isnan(found[1]).all()
@@ -195,7 +195,7 @@ def test_a_layer_that_rotates_nothing_has_no_pairs():
     inputs = random_inputs(scheme="nope")
     chosen = torch.ones(2, 4, 4, dtype=torch.bool)
     with pytest.raises(ValueError, match=r"layer 0 \(nope\) rotates nothing"):
-        reduced(inputs, [ClosedForm(chosen, pair_statistics(inputs).key_mean, "signed")])
+        reduced(inputs, [ClosedForm(chosen, pair_statistics(inputs).keys[1:3], "signed")])
 
 
 def test_without_a_training_length_nothing_is_measured():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from three_axis_reference import correlation, dense_fit, design, ridge_solve
 
 from repo_interp.measures.kernels.axis_fit import additive_pairs, fit_axes, fit_correlation
 from repo_interp.measures.kernels.logit_sums import logit_sums
+from repo_interp.measures.kernels.memory import working_memory
 from repo_interp.measures.kernels.position_cells import binned_pairs, position_correlation, product_sums
 from repo_interp.measures.three_axis import ThreeAxis, draw_rows, held_out_r2, shuffle_distances, without_trend
 
@@ -85,14 +87,16 @@ def test_too_many_cells_and_layers_that_learn_no_positions_have_no_number():
         by_position(random_inputs(scheme="nope"))
 
 
+@pytest.mark.parametrize("memory", [None, 2**14, 2**31], ids=["processor", "rows of a map", "a map"])
 @pytest.mark.parametrize("window", [None, 40, 100])
-def test_sums_over_bins_are_the_normal_matrix(window):
+def test_sums_over_bins_are_the_normal_matrix(window, memory):
     generator = torch.Generator().manual_seed(0)
     cell = torch.randint(0, 9, (2, 75), generator=generator)
     takes_part = torch.rand(2, 75, generator=generator) < 0.8
-    pairs = binned_pairs(cell, takes_part, window)
+    pairs = binned_pairs(cell, takes_part, window, int(cell.max()) + 1)
     queries, keys = torch.randn(2, 2, 75, 6, generator=generator, dtype=torch.float64) * takes_part[..., None]
-    sums = product_sums(queries, keys, pairs, window)
+    with nullcontext() if memory is None else working_memory(memory):
+        sums = product_sums(queries, keys, pairs, window)
     distance = np.arange(75)[:, None] - np.arange(75)
     for item in range(2):
         part = takes_part[item].numpy()

@@ -55,6 +55,33 @@ def test_any_ridge(ridge):
     assert_allclose(found, ridge_solve(matrix, values, ridge), atol=1e-10)
 
 
+@pytest.mark.parametrize("tokens", [1, 2, 3, 17, 200, 1024])
+def test_parts_with_six_unknowns_between_them_are_the_banded_solution(tokens):
+    """What an accelerator solves by, from sums that float32 has rounded."""
+    drawn = torch.randn(2, 3, tokens, generator=torch.Generator().manual_seed(tokens), dtype=torch.float64)
+    every = torch.ones(tokens, dtype=torch.bool)
+    sums = Axes(*(part.float().double() for part in additive_pairs(every, every).sums(Axes(*drawn.unbind(1)))))
+    solved, expected = (
+        solvers.dissect(tokens, RIDGE, torch.device("cpu")).solve(torch.cat(sums, -1).T),
+        joined(fit_triangle(sums, RIDGE)),
+    )
+    gauges = additive_pairs(every, every).gauges().numpy()
+    basis, size, _ = np.linalg.svd(gauges, full_matrices=False)
+    basis = basis[:, size > 1e-9]
+    found = solved.numpy() - basis @ (basis.T @ solved.numpy())
+    assert_allclose(found.T, expected, atol=1e-9 * np.abs(expected).max())
+
+
+def test_a_solution_does_not_depend_on_how_often_it_is_asked_whether_it_is_there(monkeypatch):
+    rows, keys, window = some_pairs()[2]
+    matrix = design(pairs_mask(rows, keys, window))
+    sums = split((matrix.T @ np.random.default_rng(3).normal(size=(len(matrix), 2))).T)
+    pairs = additive_pairs(torch.as_tensor(rows), torch.as_tensor(keys), window)
+    expected = joined(fit_pairs(sums, pairs, RIDGE))
+    monkeypatch.setattr(solvers, "steps_at_once", lambda device: 16)
+    assert_allclose(joined(fit_pairs(sums, pairs, RIDGE)), expected, atol=0)
+
+
 @pytest.mark.parametrize("ridge", [0.0, -1.0, float("nan")])
 def test_no_ridge_is_refused(ridge):
     with pytest.raises(ValueError, match="ridge must be positive"):
