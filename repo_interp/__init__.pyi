@@ -26,7 +26,7 @@ from repo_interp.errors import InputError as InputError
 from repo_interp.explorer import explore as explore
 from repo_interp.interventions import set_positions as set_positions
 from repo_interp.interventions.ablation import ablate as ablate
-from repo_interp.measures.kernels.memory import working_memory as working_memory
+from repo_interp.memory import working_memory as working_memory
 from repo_interp.models.audit import verify as verify
 from repo_interp.models.bridge import bridge as bridge
 from repo_interp.models.checkpoints import load_model as load_model

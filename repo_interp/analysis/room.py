@@ -73,7 +73,7 @@ def require_memory_for_run(bridge: nn.Module, lengths: Sequence[int], size: Side
     longest = max(lengths)
     together = min(len(lengths), size.of_length(longest))
     tokens = together * longest
-    wide = min(tokens, block_of(config.intermediate_size)) * config.intermediate_size
+    wide = min(tokens, block_of(config.intermediate_size, weight.device)) * config.intermediate_size
     activations = float(weight.element_size()) * (8 * tokens * config.hidden_size + 3 * wide)
     logits = 20.0 * config.vocab_size * max(passes, default=0) * together
     running = max(activations, logits) + statistics

@@ -26,10 +26,10 @@ from torch import Tensor
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts, weights_of
 from repo_interp.measures.kernels.heads import HeadBlock, Reduction, Same, over_heads, reduced
-from repo_interp.measures.kernels.memory import SHARED, memory_for
 from repo_interp.measures.kernels.seen_pairs import extents, is_whole, once
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
+from repo_interp.memory import SHARED, memory_for
 
 Rows = Literal["generated", "producing"]
 ROWS: tuple[Rows, ...] = get_args(Rows)

@@ -16,16 +16,19 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from repo_interp.memory import memory_for
 from repo_interp.models.lasting import put
 from repo_interp.models.reposition import blocks
 
 _CELLS = 2**22
-"""Numbers of one array of intermediate size at a time."""
+"""Numbers of one array of intermediate size at a time on a processor."""
+_BYTES = 4
+"""Of a number."""
 
 
-def block_of(intermediate: int) -> int:
-    """Tokens of a block, of all prompts together."""
-    return max(1, _CELLS // intermediate)
+def block_of(intermediate: int, device: torch.device) -> int:
+    """Return how many tokens of all prompts together make a block, as `working_memory` has it on an accelerator."""
+    return max(1, memory_for(device, _BYTES * _CELLS) // (_BYTES * intermediate))
 
 
 @contextmanager
@@ -37,7 +40,7 @@ def in_blocks(model: nn.Module) -> Iterator[None]:
             part = getattr(mlp, "_original_component", mlp)  # of a bridge
             size = getattr(part, "intermediate_size", None)
             if isinstance(part, nn.Module) and isinstance(size, int) and _is_plain(part) and not _is_watched(part):
-                put(stack, part, "forward", partial(_by_blocks, block_of(size)))
+                put(stack, part, "forward", partial(_by_blocks, size))
         yield
 
 
@@ -55,11 +58,11 @@ def _is_watched(part: nn.Module) -> bool:
     )
 
 
-def _by_blocks(block: int, whole: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """`whole`, which maps each token by itself, applied to `block` tokens at a time."""
+def _by_blocks(intermediate: int, whole: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """`whole`, which maps each token by itself over `intermediate` numbers, applied to a block of tokens at a time."""
 
     def forward(x: Tensor) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1])
+        rows, block = x.reshape(-1, x.shape[-1]), block_of(intermediate, x.device)
         if len(rows) <= block or torch.is_grad_enabled():
             return whole(x)
         out = torch.empty_like(rows)

@@ -29,8 +29,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from repo_interp.measures.kernels.memory import CORE, memory_for
 from repo_interp.measures.kernels.seen_pairs import advanced, once, signed_keys
+from repo_interp.memory import CORE, memory_for
 
 CHUNK = 128
 """Most tokens of a chunk."""

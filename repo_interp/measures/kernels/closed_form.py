@@ -28,7 +28,7 @@ from repo_interp.measures.kernels.axis_fit import pearson
 from repo_interp.measures.kernels.causal_pairs import CausalPairs, gram_products
 from repo_interp.measures.kernels.heads import ILL_CONDITIONED, HeadBlock, Reduction, over_heads
 from repo_interp.measures.kernels.logit_sums import row_blocks
-from repo_interp.measures.kernels.memory import SHARED, memory_for
+from repo_interp.memory import SHARED, memory_for
 from repo_interp.positions.rotary import rotate
 
 Semantic = Literal["signed", "printed"]

@@ -21,9 +21,9 @@ import torch
 from jaxtyping import Bool, Complex, Float
 from torch import Tensor
 
-from repo_interp.measures.kernels.memory import SHARED, memory_for
 from repo_interp.measures.kernels.rounding import ROUNDING
 from repo_interp.measures.kernels.seen_pairs import is_whole, once
+from repo_interp.memory import SHARED, memory_for
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs
-from repo_interp.measures.kernels.memory import SHARED, memory_for
+from repo_interp.memory import SHARED, memory_for
 from repo_interp.positions.contextual import gates
 
 

@@ -29,9 +29,9 @@ from torch import Tensor
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, changes_of
 from repo_interp.measures.kernels.causal_pairs import CausalPairs, chunk_size
-from repo_interp.measures.kernels.memory import CORE, SHARED, memory_for, working_memory
 from repo_interp.measures.kernels.profiles import component_profiles, logit_profile
 from repo_interp.measures.kernels.seen_pairs import PairCounts, is_whole, once, pair_counts
+from repo_interp.memory import CORE, SHARED, memory_for, working_memory
 from repo_interp.positions.rotary import rotation_tables
 
 ILL_CONDITIONED = 26.0

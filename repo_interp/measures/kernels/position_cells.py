@@ -32,9 +32,9 @@ from repo_interp.inputs import AttentionInputs
 from repo_interp.measures.kernels.axis_fit import pearson
 from repo_interp.measures.kernels.causal_pairs import in_chunks
 from repo_interp.measures.kernels.logit_sums import MapSums, row_blocks
-from repo_interp.measures.kernels.memory import SHARED, memory_for
 from repo_interp.measures.kernels.seen_pairs import advanced, delayed, fast_length, signed_keys
 from repo_interp.measures.kernels.solvers import conjugate_gradients
+from repo_interp.memory import SHARED, memory_for
 from repo_interp.positions.rotary import expand_heads
 
 TOLERANCE = 1e-6

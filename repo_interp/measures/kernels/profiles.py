@@ -23,8 +23,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from repo_interp.measures.kernels.memory import CORE, memory_for
 from repo_interp.measures.kernels.seen_pairs import fast_length
+from repo_interp.memory import CORE, memory_for
 
 
 def component_profiles(

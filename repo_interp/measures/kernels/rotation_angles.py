@@ -21,8 +21,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from repo_interp.measures.kernels.memory import SHARED, memory_for
 from repo_interp.measures.kernels.seen_pairs import is_whole, once, pair_counts
+from repo_interp.memory import SHARED, memory_for
 
 EDGES = (
     0.0,

@@ -11,13 +11,13 @@ from causal_reference import component_maps, diagonal_sums, inputs_of, random_fe
 from torch.testing import assert_close
 
 from repo_interp.measures.kernels.heads import HeadBlock, head_blocks, reduced
-from repo_interp.measures.kernels.memory import working_memory
 from repo_interp.measures.kernels.rotary_components import (
     ComponentSums,
     component_moments,
     pair_components,
     variance_accounted_as_printed,
 )
+from repo_interp.memory import working_memory
 
 FEW, NONE, ALL = [1, 1, 0, 0, 0, 0], [0] * 6, [1] * 6
 BANDS = torch.tensor([FEW, [0, 0, 1, 0, 1, 1], NONE, ALL]).bool()

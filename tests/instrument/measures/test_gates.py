@@ -18,7 +18,7 @@ import repo_interp as ri
 from repo_interp.errors import InputError
 from repo_interp.measures.gates import Gates
 from repo_interp.measures.kernels.gate_sums import attention_from_position, gate_sums, gates_of_rows, last_segment_sums
-from repo_interp.measures.kernels.memory import working_memory
+from repo_interp.memory import working_memory
 from repo_interp.models.capture import capture
 from repo_interp.models.reposition import attentions
 from repo_interp.run import read_run, write_run

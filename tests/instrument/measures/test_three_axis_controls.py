@@ -14,9 +14,9 @@ from three_axis_reference import correlation, dense_fit, design, ridge_solve
 
 from repo_interp.measures.kernels.axis_fit import additive_pairs, fit_axes, fit_correlation
 from repo_interp.measures.kernels.logit_sums import logit_sums
-from repo_interp.measures.kernels.memory import working_memory
 from repo_interp.measures.kernels.position_cells import binned_pairs, position_correlation, product_sums
 from repo_interp.measures.three_axis import ThreeAxis, draw_rows, held_out_r2, shuffle_distances, without_trend
+from repo_interp.memory import working_memory
 
 RIDGE = 1e-6
 

@@ -41,12 +41,14 @@ def test_blocks_give_the_same_and_have_the_size_that_is_said(bridge, monkeypatch
     assert tokens == [TOKENS.numel()] * layers, "short prompts are one block"
     size = decoder_of(bridge).layers[0].mlp._original_component.intermediate_size
     monkeypatch.setattr(feed_forward, "_CELLS", 10 * size + 1)
-    assert block_of(size) == 10
+    assert block_of(size, torch.device("cpu")) == 10
     in_parts, tokens = passed(bridge)
     assert tokens == [10, 10, 10, 10, 6] * layers
     torch.testing.assert_close(in_parts, whole, rtol=1e-5, atol=1e-6)
     monkeypatch.setattr(feed_forward, "_CELLS", 1)
     assert set(passed(bridge)[1]) == {1}
+    with ri.working_memory(2**31):
+        assert passed(bridge)[1] == [TOKENS.numel()] * layers, "few launches where memory allows"
 
 
 def test_hooks_see_all_tokens_at_a_time(bridge, monkeypatch):
