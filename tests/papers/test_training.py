@@ -268,21 +268,8 @@ def test_configuration_survives_toml_and_refuses_what_cannot_be():
         read_toml(file_like)
     assert replaced(TrainingConfiguration(task="x"), parsed(text)) == odd
     assert replaced(TrainingConfiguration(task="x"), parsed(to_toml(TINY, {"command": "repo-interp train"}))) == TINY
-    for change, message in (
-        ({"stepps": 3}, "has no 'stepps'"),
-        ({"steps": 0}, "steps is 0"),
-        ({"steps": 2.5}, "a whole number"),
-        ({"steps": True}, "a whole number"),
-        ({"learning_rate": float("nan")}, "is nan; wanted a number"),
-        ({"curriculum": 1.5}, "wanted a number from 0 to 1"),
-        ({"heads": 3}, "multiple of the 3 heads"),
-        ({"heads": 16}, "even width"),
-        ({"kv_heads": 3}, "divisor"),
-        ({"device": "abacus"}, "cpu, cuda"),
-        ({"task_options": 3}, "table"),
-    ):
-        with pytest.raises(InputError, match=message):
-            replaced(TINY, change)
+    with pytest.raises(InputError, match="has no 'stepps'"):
+        replaced(TINY, {"stepps": 3})
 
 
 def test_compiled_steps_are_recorded_and_refused_where_they_cannot_be(monkeypatch):

@@ -12,7 +12,7 @@ import torch
 
 from position_papers import PAPERS, paper
 from position_papers.commands import zoo as zoo_command
-from position_papers.training.configuration import TrainingConfiguration, to_toml
+from position_papers.training.configuration import to_toml
 from position_papers.training.folder import TrainingFolder
 from position_papers.training.plan import AHEAD, PLAN, Planned, chosen, planned_runs
 from position_papers.training.shipping import REGISTRY, TOKENIZER, install, make, unfinished, write_registry, zoo_page
@@ -152,10 +152,6 @@ def test_the_command_lists_what_ships(capsys):
     assert cli.main(["zoo"]) == 0
     listed = capsys.readouterr().out
     assert all(name in listed for name in zoo_names())
-    assert cli.main(["zoo", "list", "no/such"]) == 2
-    assert "no checkpoint no/such is installed; these are: " in capsys.readouterr().err
-    assert cli.main(["zoo", "train", "no/such"]) == 2
-    assert "give a task, one of" in capsys.readouterr().err
 
 
 def test_the_command_says_how_far_training_is(tmp_path, monkeypatch, capsys):
@@ -174,8 +170,6 @@ def test_the_zoo_is_trained_on_the_device_that_is_named(tmp_path, monkeypatch, c
     monkeypatch.chdir(tmp_path)
     tiny = (Planned("reversal/tiny", "rope", fields=TINY | SMALL_TASK | {"device": "cuda"}),)
     monkeypatch.setattr(zoo_command, "PLAN", tiny)
-    assert cli.main(["zoo", "train", "--device", "moon"]) == 2
-    assert "device 'moon' is not available here" in capsys.readouterr().err
     (run,) = planned_runs(tiny)
     TrainingFolder(run.directory).begin(to_toml(run.configuration))  # on another device than it goes on on
     assert cli.main(["zoo", "train", "--device", "cpu"]) == 0

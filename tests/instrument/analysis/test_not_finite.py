@@ -185,8 +185,6 @@ def test_a_measure_asked_for_twice_and_a_prompt_that_is_too_short_are_refused(mo
 
 
 def test_what_no_machine_holds_is_refused_before_it_is_tried():
-    with pytest.raises(
-        InputError, match=r"^a run would need about 953,674,316 GiB of memory, and there are [\d,]+; ask for fewer"
-    ):
+    with pytest.raises(InputError, match=r"^a run would need about 953,674,316 GiB of memory, and there are [\d,]+"):
         require_memory(1.024e18, "a run")
     require_memory(1.0, "a run")
