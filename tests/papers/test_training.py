@@ -165,11 +165,6 @@ def test_a_random_twin_is_drawn_as_the_trained_checkpoint_was(tmp_path):
         assert layer.self_attn.assigner.gate_map.weight.std().item() == pytest.approx(0.113, rel=0.2)
 
 
-def test_the_deviation_of_a_scheme_is_given_once():
-    with pytest.raises(InputError, match=r"scheme_deviation is 0\.02; wanted once"):
-        replaced(TINY, {"scheme_options": {"scheme_deviation": 0.1}})
-
-
 def test_gradients_reach_f_phi_and_the_loss_goes_down():
     short = {"words": 4, "longest": 2, "first_longest": 2, "longest_test": 2}
     prepared = prepare(replaced(TINY, {"task_options": short, "learning_rate": 0.01, "batch": 32}))
@@ -250,11 +245,6 @@ def test_a_continued_run_anneals_to_learned_positions_and_can_be_saved(rope, tmp
     on = replaced(TINY, {"continue_from": str(rope.directory), "index_share_until": 0.5, "scheme": "repo@1/2"})
     folder = trained(on, tmp_path / "on")
     assert [attention.scheme for attention in attentions(load_model(folder.directory))] == ["rope", "repo"]
-
-
-def test_a_checkpoint_with_another_vocabulary_is_refused(undisturbed):
-    with pytest.raises(InputError, match="another vocabulary"):
-        prepare(replaced(TINY, {"task": "niah", "task_options": {}, "continue_from": str(undisturbed.directory)}))
 
 
 def test_configuration_survives_toml_and_refuses_what_cannot_be():

@@ -15,12 +15,15 @@ from annotated_types import Interval, MinLen, MultipleOf
 from pydantic import BaseModel
 
 from position_papers import PAPERS, paper
+from position_papers.kit.figure_plan import Row
 from position_papers.training.configuration import TrainingConfiguration
-from repo_interp.checkpoint_files.fields import Fields, Released, Rope
+from repo_interp.checkpoint_files.fields import Fields, Released, Rope, SpecialTokens
 from repo_interp.checkpoint_files.options import SchemeOptions
 from repo_interp.cli import _parser
 from repo_interp.errors import InputError
 from repo_interp.experiments.catalogue import experiment_named, experiment_names
+from repo_interp.explorer.edits import Edit
+from repo_interp.explorer.messages import Asked
 from repo_interp.measures.catalogue import measure_named, measure_names
 from repo_interp.records import modelled
 from repo_interp.tasks import make_task, task_names
@@ -83,13 +86,23 @@ def test_every_field_is_held_to_what_it_states(owner):
                     with_field(options, name, as_text(value), "own", fixed=("name",))
 
 
-@pytest.mark.parametrize("model", [Fields, Rope, Released, TextLine, TokenLine])
-def test_every_key_of_a_file_is_held_to_what_it_states(model):
-    given = {TextLine: {"text": "a"}, TokenLine: {"tokens": [1]}}.get(model, {})
+WANTED = {
+    TextLine: {"text": "a"},
+    TokenLine: {"tokens": [1]},
+    Edit: {"kind": "linearised"},
+    Asked: {"ask": "open"},
+    Row: {"out": "new"},
+}
+"""What a model needs beside the key that is tried."""
+
+
+@pytest.mark.parametrize("model", [Fields, Rope, Released, SpecialTokens, *WANTED])
+def test_every_key_of_a_file_or_a_message_is_held_to_what_it_states(model):
+    given = WANTED.get(model, {})
     for name, field in model.model_fields.items():
         key, kind = field.alias or name, field.annotation
         for value in refused(Annotated[kind, *field.metadata] if field.metadata else kind):
-            with pytest.raises(InputError, match=f'^a file: "{key}"'):
+            with pytest.raises(InputError, match=f'^a file: (there is no )?"{key}"'):
                 modelled(given | {key: list(value) if isinstance(value, tuple) else value}, model, "a file")
 
 
