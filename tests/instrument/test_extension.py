@@ -121,9 +121,9 @@ def test_the_measure_is_drawn_as_files_and_in_the_page(worked, run):
 
 
 def test_without_the_package_its_names_are_refused_by_name(worked):
-    with pytest.raises(ri.InputError, match=r"no measure 'backwards'; there are positions"):
+    with pytest.raises(ri.InputError, match="no measure 'backwards'"):
         measure_named("backwards")
-    with pytest.raises(ri.InputError, match="there is no task 'sorting'; there are reversal"):
+    with pytest.raises(ri.InputError, match="there is no task 'sorting'"):
         make_task("sorting")
     with pytest.raises(ri.InputError, match="t5"):
         ri.load(worked / "trained")
@@ -386,7 +386,7 @@ def test_figures_of_a_package_that_fail_cost_themselves_alone(name, failing, mon
 def test_two_packages_with_one_name_are_refused(broken):
     other = {"pyproject.toml": BROKEN["pyproject.toml"].replace("broken-extras", "other-extras")}
     install(broken, other)
-    with pytest.raises(ri.InputError, match="the task 'absent_task' is given by broken-extras and other-extras; uninstall one"):
+    with pytest.raises(ri.InputError, match="the task 'absent_task' is given by broken-extras and other-extras"):
         make_task("absent_task")
 
 

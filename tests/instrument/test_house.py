@@ -203,22 +203,3 @@ def test_every_public_name_can_be_had_and_is_listed():
     assert dir(ri) == sorted(ri.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         ri.nothing  # noqa: B018
-
-
-SOURCES = sorted([*ROOT.rglob("*.py"), *LABORATORY.rglob("*.py")])
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(repository)))
-def test_every_module_says_what_it_is_and_nothing_below_the_commands_prints(path):
-    tree = nodes(path)[0]
-    assert isinstance(tree, ast.Module)
-    assert ast.get_docstring(tree), "no module docstring"
-    public = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")]
-    assert not [node.name for node in public if not ast.get_docstring(node)]
-    if "cli" not in path.parts and "commands" not in path.parts:
-        calls = [node.func.id for node in nodes(path) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
-        assert "print" not in calls
-    if "cli" not in path.parts and "commands" not in path.parts and path.name not in ("console.py", "progress.py"):
-        assert "rich" not in {
-            node.module.split(".")[0] for node in nodes(path) if isinstance(node, ast.ImportFrom) and node.module
-        }

@@ -86,7 +86,7 @@ def made_wheels(tmp_path, monkeypatch) -> dict[str, Path]:
 
 
 def test_texts_are_fetched_on_request_and_read_where_they_are(made_wheels, tmp_path, capsys):
-    with pytest.raises(InputError, match=r"pinned-prose has not been fetched yet; fetch it once with: repo-interp fetch texts$"):
+    with pytest.raises(InputError, match="pinned-prose has not been fetched yet"):
         pinned_texts("pinned-prose")
     assert main(["fetch", "texts"]) == 0 and "code 1" in capsys.readouterr().out
     (prose,) = pinned_texts("pinned-prose")  # one page: modules in the order of their names, no paragraph twice
@@ -110,9 +110,7 @@ def test_another_wheel_than_the_pinned_one_is_not_read(made_wheels, tmp_path, ca
     made_wheels["code==1"].write_bytes(whole)
     (kept,) = (tmp_path / "cache" / "texts").iterdir()
     kept.write_bytes(whole)
-    with pytest.raises(
-        InputError, match=r"prose-1\.whl, a part of pinned-prose, is no longer what was fetched; fetch it again with"
-    ):
+    with pytest.raises(InputError, match=r"prose-1\.whl, a part of pinned-prose, is no longer what was fetched"):
         pinned_texts("pinned-prose")
     assert main(["fetch", "texts"]) == 0
     assert len(pinned_texts("pinned-prose")) == 1 and len(pinned_texts("pinned-code")) == 2

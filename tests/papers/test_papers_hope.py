@@ -546,19 +546,7 @@ def test_checkpoints_that_copy_are_not_looked_at(tmp_path, checkpoints):
     assert [is_analysed(each) for each in (copying, recorded, rope)] == [False, False, True]
 
 
-@pytest.mark.parametrize(
-    ("fields", "error"),
-    [
-        ({"repeats": 1}, "two replicates"),
-        ({"sequences": 2, "repeats": 4}, "one per replicate"),
-        ({"repeated_sequences": 2, "repeats": 4}, "one per replicate"),
-        ({"length": 3}, "16 tokens"),
-        ({"count": 1}, "2 prompts"),
-    ],
-)
-def test_options_out_of_range_are_refused(fields, error):
-    with pytest.raises(InputError, match=error):
-        Options(**fields)
+def test_samples_and_scores_have_batches_of_their_own():
     assert Options().batch_size == Sampling().batch_size != ScoreOptions().batch_size
 
 

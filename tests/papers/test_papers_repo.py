@@ -48,7 +48,6 @@ from position_papers.repo.paper import PAPER
 from position_papers.repo.ranges import FAR_BELOW, GROWS, R5, UNEVEN, spreading
 from position_papers.repo.segments import SEGMENTS, prompts_for
 from position_papers.training.trained import recorded_scores
-from repo_interp.errors import InputError
 from repo_interp.models.checkpoints import save
 from repo_interp.models.reposition import reposition
 from repo_interp.shipped import zoo_path
@@ -513,13 +512,6 @@ def test_the_numbers_of_every_seed_and_what_its_positions_are_used_for_stand_bes
     assert lost.dims == ("seed", "used_prompt") and float(lost.mean()) > 1
     ranges = drawn(results[0], "ranges_niah_keys_repo").data
     assert_allclose(ranges["largest_range"], ranges["range"].max("unit"))
-
-
-def test_options_that_allow_no_spread_are_refused():
-    with pytest.raises(InputError, match="spread"):
-        Options(prompts=1)
-    with pytest.raises(InputError, match="random weights"):
-        Options(controls=0)
 
 
 def test_a_checkpoint_of_no_task_of_ours_gets_text(tmp_path):

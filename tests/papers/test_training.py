@@ -165,11 +165,6 @@ def test_a_random_twin_is_drawn_as_the_trained_checkpoint_was(tmp_path):
         assert layer.self_attn.assigner.gate_map.weight.std().item() == pytest.approx(0.113, rel=0.2)
 
 
-def test_the_deviation_of_a_scheme_is_given_once():
-    with pytest.raises(InputError, match=r"scheme_deviation is 0\.02; wanted once"):
-        replaced(TINY, {"scheme_options": {"scheme_deviation": 0.1}})
-
-
 def test_gradients_reach_f_phi_and_the_loss_goes_down():
     short = {"words": 4, "longest": 2, "first_longest": 2, "longest_test": 2}
     prepared = prepare(replaced(TINY, {"task_options": short, "learning_rate": 0.01, "batch": 32}))
@@ -252,11 +247,6 @@ def test_a_continued_run_anneals_to_learned_positions_and_can_be_saved(rope, tmp
     assert [attention.scheme for attention in attentions(load_model(folder.directory))] == ["rope", "repo"]
 
 
-def test_a_checkpoint_with_another_vocabulary_is_refused(undisturbed):
-    with pytest.raises(InputError, match="another vocabulary"):
-        prepare(replaced(TINY, {"task": "niah", "task_options": {}, "continue_from": str(undisturbed.directory)}))
-
-
 def test_configuration_survives_toml_and_refuses_what_cannot_be():
     odd = replaced(
         TrainingConfiguration(task="reversal"),
@@ -268,21 +258,8 @@ def test_configuration_survives_toml_and_refuses_what_cannot_be():
         read_toml(file_like)
     assert replaced(TrainingConfiguration(task="x"), parsed(text)) == odd
     assert replaced(TrainingConfiguration(task="x"), parsed(to_toml(TINY, {"command": "repo-interp train"}))) == TINY
-    for change, message in (
-        ({"stepps": 3}, "has no 'stepps'"),
-        ({"steps": 0}, "steps is 0"),
-        ({"steps": 2.5}, "a whole number"),
-        ({"steps": True}, "a whole number"),
-        ({"learning_rate": float("nan")}, "is nan; wanted a number"),
-        ({"curriculum": 1.5}, "wanted a number from 0 to 1"),
-        ({"heads": 3}, "multiple of the 3 heads"),
-        ({"heads": 16}, "even width"),
-        ({"kv_heads": 3}, "divisor"),
-        ({"device": "abacus"}, "cpu, cuda"),
-        ({"task_options": 3}, "table"),
-    ):
-        with pytest.raises(InputError, match=message):
-            replaced(TINY, change)
+    with pytest.raises(InputError, match="has no 'stepps'"):
+        replaced(TINY, {"stepps": 3})
 
 
 def test_compiled_steps_are_recorded_and_refused_where_they_cannot_be(monkeypatch):

@@ -94,33 +94,6 @@ def test_an_interrupt_leaves_a_state_and_says_how_to_go_on(somewhere):
     assert Path("run/model.safetensors").read_bytes() == Path("undisturbed/model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ((), "no task"),
-        (("juggling",), "there are reversal"),
-        ((*TINY, "--scheme", "rop"), "unknown position scheme"),
-        ((*TINY, "--heads", "3"), "heads"),
-        ((*TINY, "--set", "colour=red"), "no option 'colour'"),
-        ((*TINY, "--scheme-set", "colour=red"), "no option 'colour'"),
-        ((*TINY, "--learning-rate", "-1"), "learning_rate is -1"),
-        (("reversal", "--continue-from", "nowhere"), "no checkpoint directory nowhere"),
-        (("reversal", "--continue-from", "reversal/rope", "--width", "32"), "--width is of a fresh model"),
-        ((*TINY, "--scheme", "cope", "--scheme-set", "p_max=1"), "needs at least 2; got p_max = 1"),
-        ((*TINY, "--config", "nowhere.toml"), "no configuration file"),
-        ((*TINY, "--resume", "--overwrite"), "one of them"),
-        (("--resume",), "needs to know what"),
-        ((*TINY, "--jobs", "2"), "--seeds"),
-        ((*TINY, "--seeds", "0,1", "--seed", "2"), "one of them"),
-    ],
-)
-def test_what_cannot_be_trained_is_one_line_and_leaves_nothing(somewhere, words, message):
-    with pytest.raises(InputError, match=message) as refused:
-        train(*words)
-    assert "\n" not in str(refused.value)
-    assert not list(somewhere.iterdir())
-
-
 def test_a_directory_of_something_else_is_left_alone(somewhere):
     Path("thesis").mkdir()
     Path("thesis/chapter.tex").write_text("all of it")
@@ -154,7 +127,7 @@ def test_scores_by_length_in_a_run_file_forced_and_generated_alike(somewhere, ca
 def test_what_is_continued_is_not_removed_to_make_room(somewhere, continued):
     train(*TINY, "--steps", "4", "--checkpoint-every", "2", "--out", "run")
     before = Path("run/model.safetensors").read_bytes()
-    with pytest.raises(InputError, match="--overwrite would remove it with run; give another --out"):
+    with pytest.raises(InputError, match="--overwrite would remove it with run"):
         train("reversal", "--scheme", "rope", "--continue-from", continued, "--steps", "2", "--out", "run", "--overwrite")
     assert Path("run/model.safetensors").read_bytes() == before
 

@@ -12,7 +12,7 @@ import torch
 
 from position_papers import PAPERS, paper
 from position_papers.commands import zoo as zoo_command
-from position_papers.training.configuration import TrainingConfiguration, to_toml
+from position_papers.training.configuration import to_toml
 from position_papers.training.folder import TrainingFolder
 from position_papers.training.plan import AHEAD, PLAN, Planned, chosen, planned_runs
 from position_papers.training.shipping import REGISTRY, TOKENIZER, install, make, unfinished, write_registry, zoo_page
@@ -24,6 +24,7 @@ from repo_interp.models.checkpoints import identify, load_model
 from repo_interp.shipped import training_record, zoo_names, zoo_path
 
 RUNS = planned_runs(PLAN)
+PLANNED = {run.planned.name for run in RUNS}
 LATER = [run for run in planned_runs((*PLAN, *AHEAD)) if run.planned in AHEAD]
 TINY = {"width": 16, "heads": 2, "layers": 1, "steps": 2, "batch": 2, "warm_up": 1, "score_prompts": 2, "score_every": 0}
 SMALL_TASK = {"task_options": {"longest": 4, "longest_test": 5, "words": 8, "first_longest": 3}}
@@ -33,15 +34,14 @@ def test_a_checkpoint_ships_exactly_where_the_plan_says_so():
     assert set(zoo_names()) == {planned.name for planned in PLAN if planned.weights}
 
 
-@pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.planned.name}-{run.seed}")
-def test_what_ships_was_trained_as_the_plan_says_and_says_so(run):
-    recorded = {one.seed: one for one in recorded_scores(DIRECTORY / run.planned.name)}
-    shipped = recorded[run.seed].configuration
-    for name in (field.name for field in dataclasses.fields(TrainingConfiguration)):
-        if name == "continue_from":  # where it stood when it was trained
-            assert bool(shipped.continue_from) is bool(run.configuration.continue_from)
-        elif name not in ("checkpoint_every", "log_every", "score_every", "device"):  # what is kept and told, and where
-            assert getattr(shipped, name) == getattr(run.configuration, name), name
+def test_what_ships_was_trained_as_the_plan_says_and_says_so():
+    free = {"checkpoint_every", "log_every", "score_every", "device", "continue_from"}
+    """What is kept and told, where, and where the checkpoint that it goes on from stood."""
+    recorded = {name: {one.seed: one.configuration for one in recorded_scores(DIRECTORY / name)} for name in PLANNED}
+    for run in RUNS:
+        shipped, wanted = vars(recorded[run.planned.name][run.seed]), vars(run.configuration)
+        assert {name for name in wanted if shipped[name] != wanted[name]} <= free, run.directory
+        assert bool(shipped["continue_from"]) is bool(wanted["continue_from"]), run.directory
 
 
 def test_what_is_ahead_is_not_there_yet():
@@ -81,13 +81,14 @@ def test_the_registry_says_what_is_there(tmp_path):
     assert (zoo / REGISTRY).read_text(encoding="utf-8") == (DIRECTORY / REGISTRY).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("run", [run for run in RUNS if run.seed in run.planned.weights], ids=lambda run: str(run.shipped))
-def test_every_checkpoint_finds_the_record_of_its_run(run):
-    place = zoo_path(run.shipped.as_posix())
-    (line,) = zoo_runs(place if run.seed else DIRECTORY / run.planned.name / "seed-0")
-    beside = place / "training.toml"
-    found = tomllib.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else training_record(place)
-    assert found == line["training"] and found["seed"] == run.seed
+def test_every_checkpoint_finds_the_record_of_its_run():
+    for run in RUNS:
+        if run.seed in run.planned.weights:
+            place = zoo_path(run.shipped.as_posix())
+            (line,) = zoo_runs(place if run.seed else DIRECTORY / run.planned.name / "seed-0")
+            beside = place / "training.toml"
+            found = tomllib.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else training_record(place)
+            assert found == line["training"] and found["seed"] == run.seed, run.shipped
 
 
 def test_a_part_of_the_plan_comes_with_what_it_continues():
@@ -151,10 +152,6 @@ def test_the_command_lists_what_ships(capsys):
     assert cli.main(["zoo"]) == 0
     listed = capsys.readouterr().out
     assert all(name in listed for name in zoo_names())
-    assert cli.main(["zoo", "list", "no/such"]) == 2
-    assert "no checkpoint no/such is installed; these are: " in capsys.readouterr().err
-    assert cli.main(["zoo", "train", "no/such"]) == 2
-    assert "give a task, one of" in capsys.readouterr().err
 
 
 def test_the_command_says_how_far_training_is(tmp_path, monkeypatch, capsys):
@@ -173,8 +170,6 @@ def test_the_zoo_is_trained_on_the_device_that_is_named(tmp_path, monkeypatch, c
     monkeypatch.chdir(tmp_path)
     tiny = (Planned("reversal/tiny", "rope", fields=TINY | SMALL_TASK | {"device": "cuda"}),)
     monkeypatch.setattr(zoo_command, "PLAN", tiny)
-    assert cli.main(["zoo", "train", "--device", "moon"]) == 2
-    assert "device 'moon' is not available here" in capsys.readouterr().err
     (run,) = planned_runs(tiny)
     TrainingFolder(run.directory).begin(to_toml(run.configuration))  # on another device than it goes on on
     assert cli.main(["zoo", "train", "--device", "cpu"]) == 0

@@ -1,5 +1,8 @@
 """The catalogue of bad inputs: data in bad_inputs/*.toml, each refused in the one line that stands beside it.
 
+Of what one mechanism checks - the type and range of an option, a parameter, a key - it holds one of each kind for a command and a file;
+test_types_and_ranges.py tries all others.
+
 A file is a kind of input. Its `command` is what is typed, unless a case has its own; every case is one bad input:
 
     config = { hidden_size = 0 }      what is changed in config.json of a tiny checkpoint (dots lead inside; "<absent>", "<null>")

@@ -78,9 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.console import Console
     from repo_interp.models.checkpoints import device_named
 
-    console = Console()
     device = str(device_named(arguments.device))
-    console.print(f"models run on {device}", highlight=False)
     if processes.count() > 1 and (arguments.jobs or 1) > 1:
         raise InputError("--jobs is for one process; several that were launched together share the work: leave it out")
     if processes.count() > 1 and arguments.plan:
@@ -98,6 +96,8 @@ def run(arguments: argparse.Namespace) -> int:
                     raise InputError(f"{build.directory} is where {taken[where]} puts its figures; give another out")
                 taken[where] = place
             prepared.append((call, builds, cache))
+    console = Console()  # only now: bad input is refused in one line, with nothing before it
+    console.print(f"models run on {device}", highlight=False)
     return max(_execute(console, *each) for each in prepared)
 
 

@@ -323,7 +323,7 @@ def test_what_is_no_measure_no_experiment_and_no_batch_is_refused_in_a_line(tmp_
     for options, line in (
         ({"measures": [None]}, "None is no measure; wanted names"),
         ({"measures": 3}, "measures are 3; wanted names"),
-        ({"experiments": [Effects]}, r"the experiment Effects is a class; make one, Effects\(\)"),
+        ({"experiments": [Effects]}, "the experiment Effects is a class"),
         ({"experiments": [None]}, "None is no experiment"),
         ({"batch_size": "all"}, "a batch is a number of prompts, or \"auto\"; got 'all'"),
         ({"batch_size": 1.5}, "a batch is a number of prompts"),
@@ -333,7 +333,7 @@ def test_what_is_no_measure_no_experiment_and_no_batch_is_refused_in_a_line(tmp_
     with pytest.raises(ri.InputError, match="there is no directory"):
         ri.write_run(ri.analyze(bridge, prompts, ("positions",)), tmp_path / "no" / "run.nc")
     for scaling, line in (
-        ({"rope_type": "foo", "factor": 2.0}, "there is no rope_type 'foo'; wanted one of default, dynamic, linear"),
+        ({"rope_type": "foo", "factor": 2.0}, "there is no rope_type 'foo'"),
         ({"factor": 2.0}, "wanted a rope_type"),
         ("yarn", "rope_scaling is 'yarn'; wanted a table"),
     ):

@@ -112,7 +112,7 @@ def test_a_prompt_is_made_of_a_text_and_its_parts(niah, task_prompts):
     ("changes", "message"),
     [
         ({"needle": "no such words"}, "the span 'needle': 'no such words' does not occur in the text"),
-        ({"needle": "w"}, r"the span 'needle': 'w' occurs \d+ times in the text; give a part that occurs once"),
+        ({"needle": "w"}, r"the span 'needle': 'w' occurs \d+ times in the text"),
         ({"generated": 2}, "generated is 2; wanted -1 to -"),
         ({"generated": -1000}, "generated is -1000; wanted -1 to -"),
         ({"needle": (0, 10**6)}, "needle"),
@@ -153,7 +153,7 @@ def test_prompts_may_be_given_in_any_form(niah, task_prompts):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (3, "prompts are a int; wanted a Prompt, a text, or whole numbers of tokens"),
+        (3, "prompts are a int"),
         (3.5, "prompts are a float"),
         ({"text": "w1"}, "prompts are a dict"),
         (b"w1", "prompts are a bytes"),
@@ -162,12 +162,12 @@ def test_prompts_may_be_given_in_any_form(niah, task_prompts):
         ([[1, "w1"]], "prompt 0 holds 'w1'"),
         ([[1, -1]], "prompt 0 holds '-1'"),
         ([[True, False]], "prompt 0 holds 'True'"),
-        (torch.ones(2, 3), r"prompt 0 is an array of torch.float32; wanted"),
-        (torch.ones(2, 3, dtype=torch.bool), r"prompt 0 is an array of torch.bool; wanted"),
-        (np.ones((1, 2, 3), dtype=int), r"an array of \[1, 2, 3\]; wanted \[token\] or \[prompt, token\]"),
+        (torch.ones(2, 3), r"prompt 0 is an array of torch.float32"),
+        (torch.ones(2, 3, dtype=torch.bool), r"prompt 0 is an array of torch.bool"),
+        (np.ones((1, 2, 3), dtype=int), r"an array of \[1, 2, 3\]"),
         (torch.tensor(3), r"an array of \[\]; wanted"),
         ([[]], "the prompt is empty"),
-        ([10**9], "prompt 0 has token 1000000000; the model's tokens are 0 to"),
+        ([10**9], "prompt 0 has token 1000000000"),
         (["no such words"], "the tokenizer"),
     ],
 )
@@ -282,13 +282,13 @@ def test_arguments_of_another_kind_are_refused_in_one_line(niah, task_prompts, t
         (lambda: ri.analyze(niah, task_prompts[0], task="x"), "task is 'x'; wanted a task, as ri.tasks.make_task returns it"),
         (lambda: ri.analyze(niah, task_prompts[0], store=3), "a path was wanted, the directory of a store; got 3"),
         (lambda: ri.analyze(niah, task_prompts[0], store_every="x"), "store_every is 'x'; wanted a number"),
-        (lambda: ri.prompt(5, niah), "the text of a prompt is 5; wanted a text"),
-        (lambda: ri.prompt(text, niah, spans=[1]), "the span 'spans': 1 is no part of the text; give a text, or"),
+        (lambda: ri.prompt(5, niah), "the text of a prompt is 5"),
+        (lambda: ri.prompt(text, niah, spans=[1]), "the span 'spans': 1 is no part of the text"),
         (lambda: ri.prompt(text, niah, needle=(3,)), r"the span 'needle': \(3,\) is no part of the text"),
         (lambda: ri.prompt(text, niah, needle=None), "the span 'needle': None is no part of the text"),
         (lambda: ri.prompt(text, niah, answers=[5]), "answers are .5.; wanted texts"),
-        (lambda: ri.tokens([[3, 4], [3, 212]], niah), "prompt 1 has token 212; the model's tokens are 0 to 211"),
-        (lambda: ri.write_run(run, tmp_path), "cannot be written: a directory stands there; name a file, such as .*/run.nc"),
+        (lambda: ri.tokens([[3, 4], [3, 212]], niah), "prompt 1 has token 212"),
+        (lambda: ri.write_run(run, tmp_path), "cannot be written: a directory stands there"),
         (lambda: ri.write_run(None, tmp_path / "run.nc"), "a run is what ri.analyze returns, an xarray.DataTree; got None"),
         (lambda: ri.write_run(run, 3), "a path was wanted, such as runs/mine/run.nc; got 3"),
         (lambda: ri.read_run(None), "a path was wanted, a run.nc or its directory; got None"),
@@ -308,9 +308,9 @@ def test_arguments_of_another_kind_are_refused_in_one_line(niah, task_prompts, t
         (lambda: Session(niah, [1, 2, 3], answer=(1.5,)), "answer is .1.5,.; wanted whole numbers"),
         (lambda: ri.plots.position_lines("x", 0, 0), "a run is what ri.analyze returns"),
         (lambda: ri.plots.report_page(None, tmp_path / "page.html"), "a run is what ri.analyze returns"),
-        (lambda: ri.plots.report_page(run, tmp_path), "a directory stands there; name a file, such as .*/report.html"),
-        (lambda: ri.plots.report_page(run, tmp_path / "a" / "b"), "there is no directory .*a; make it first"),
-        (lambda: ri.plots.write_figures(run, __file__), "test_interface.py is a file; wanted a directory"),
+        (lambda: ri.plots.report_page(run, tmp_path), "a directory stands there"),
+        (lambda: ri.plots.report_page(run, tmp_path / "a" / "b"), "there is no directory .*a"),
+        (lambda: ri.plots.write_figures(run, __file__), "test_interface.py is a file"),
         (lambda: ri.analyze(torch.nn.DataParallel(tiny("llama")), [[1]]), "got a DataParallel: give the model inside"),
         (lambda: ri.reposition(torch.nn.Linear(2, 2), "repo"), "a model or a bridge was wanted.*; got a Linear"),
         (lambda: ri.analyze(tiny("llama").to("meta"), [[1]]), "weights of this model are on 'meta' and hold no numbers"),
@@ -388,5 +388,5 @@ def test_a_cache_knows_positions_by_layer(niah):
     with torch.no_grad():
         _, cache = niah.run_with_cache(TOKENS)
     assert torch.equal(cache["positions", 2], cache["blocks.2.attn.hook_positions"]) and cache["q", 2].shape[1] == 20
-    with pytest.raises(InputError, match=r"no blocks.5.attn.hook_positions; it holds positions of layers 0, 1, 2, 3"):
+    with pytest.raises(InputError, match=r"no blocks.5.attn.hook_positions"):
         cache["positions", 5]

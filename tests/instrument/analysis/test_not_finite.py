@@ -177,16 +177,12 @@ def test_scalings_are_held_to_a_range_in_python_too(scaling):
         ri.load("reversal/rope", rope_scaling={"rope_type": "linear", "factor": scaling})
 
 
-def test_a_measure_asked_for_twice_and_a_prompt_that_is_too_short_are_refused(model):
+def test_a_measure_asked_for_twice_is_refused(model):
     with pytest.raises(InputError, match="the measure 'positions' was asked for twice"):
         ri.analyze(model, PROMPTS, ("positions", "positions"))
-    with pytest.raises(InputError, match="prompt 1 has 15 tokens, and components with these parameters needs 21"):
-        ri.analyze(model, PROMPTS, (ri.measures.Components(first_token=20),))
 
 
 def test_what_no_machine_holds_is_refused_before_it_is_tried():
-    with pytest.raises(
-        InputError, match=r"^a run would need about 953,674,316 GiB of memory, and there are [\d,]+; ask for fewer"
-    ):
+    with pytest.raises(InputError, match=r"^a run would need about 953,674,316 GiB of memory, and there are [\d,]+"):
         require_memory(1.024e18, "a run")
     require_memory(1.0, "a run")

@@ -54,7 +54,7 @@ def test_an_encrypted_log_is_one_line(tmp_path):
     content = archive(tmp_path)
     for header, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
         content[content.find(header) + flags] |= 1
-    with pytest.raises(ri.InputError, match=r"the archive is encrypted; wanted a log of inspect-ai, .eval, without a password"):
+    with pytest.raises(ri.InputError, match="the archive is encrypted"):
         inspect_samples(bytes(content))
 
 

@@ -144,8 +144,6 @@ def test_twins_can_be_declined_and_scores_chosen(run, monkeypatch):
     assert evidence == ["atlas.retrieval above 0.1; no random-weight controls were asked for"]
     assert any(table.title == "Heads by name" for table in tables(some))
     assert "retrieval" in ri.atlas(some) and "distance" not in ri.atlas(some)
-    with pytest.raises(InputError, match="wanted some of previous_token, duplicate_token"):
-        Atlas(scores=("inductive",))
     with pytest.raises(InputError, match="retrieval are of answers, and no prompt marks a generated token and its source"):
         ri.analyze(bridge, [[5, 6, 7]], (), experiments=[Atlas(twins=0, scores=("retrieval",))])
     with pytest.raises(InputError, match="no layer of this model has mirror on these prompts"):
@@ -298,7 +296,7 @@ def test_other_libraries_read_the_retrieval_scores(run, tmp_path):
     heads = json.loads(table.to_retrieval_head(tmp_path / "heads.json").read_text())
     parts = {tuple(int(part) for part in name.split("-")): np.mean(own) for name, own in heads.items()}
     assert all(scores[place] == pytest.approx(mean) for place, mean in parts.items()) and len(parts) == scores.size
-    with pytest.raises(InputError, match="the atlas has no numbers 'absent'; it has"):
+    with pytest.raises(InputError, match="the atlas has no numbers 'absent'"):
         table.to_duo_attention(tmp_path, score="absent")
     of_one_prompt = ri.analyze(ri.zoo("reversal/repo"), PROMPTS[:1], ("attention_mass",), heads=[0, 2])
     groups = {
@@ -344,9 +342,6 @@ def test_results_with_a_table_can_be_replaced_and_lose_it(run, tmp_path):
 
 
 def test_what_cannot_be_asked_is_refused():
-    for name, value in (("prompts", 0), ("twins", -1), ("quantile", 1.5)):
-        with pytest.raises(InputError, match=rf"atlas\.{name} is {value}; wanted"):
-            Atlas(**{name: value})
     bridge = ri.zoo("reversal/nope")
     (plan,) = planned(bridge, TASK.prompts(3, test_set="4"), [Atlas(prompts=2, sequences=5, twins=1)])
     assert plan.passes == (14, 14, *[45] * 5) * 2

@@ -345,7 +345,7 @@ def test_runs_with_effects_are_compared(results, tmp_path):
 def test_an_experiment_that_is_asked_for_twice_is_refused_before_anything_is_planned(model):
     """Found: it ran twice."""
     for given in (["effects", "effects"], ["effects", Effects(kinds=("frozen",))]):
-        with pytest.raises(InputError, match="the experiment 'effects' was asked for twice; name it once"):
+        with pytest.raises(InputError, match="the experiment 'effects' was asked for twice"):
             ri.analyze(model, PROMPTS, ["positions"], experiments=given)
     with pytest.raises(InputError, match="there is no experiment 'nonsense'"):
         planned(model, PROMPTS, [Effects(span="no such", kinds=("shifted",)), "nonsense"])

@@ -195,7 +195,7 @@ def test_what_a_method_cannot_do_is_refused():
     for context in (interpolated(nope, 2.0), yarn(nope, 2.0, 8), yarn(ri.reposition(tiny("llama"), "alibi"), 2.0, 8)):
         with pytest.raises(InputError, match="leave the method out"), context:
             pass
-    with pytest.raises(InputError, match="LM-Infinite is 0; wanted a whole number from 1"), lm_infinite(nope, 0):
+    with pytest.raises(InputError, match="LM-Infinite is 0"), lm_infinite(nope, 0):
         pass
     with pytest.raises(InputError, match="methods of extrapolation"):
         extended(nope, "ntk", 8, 8)
@@ -293,7 +293,7 @@ def test_divergence_above_noise_has_the_interval_of_leaving_out_each_pair_of_pro
 
 def test_only_different_texts_are_compared():
     texts = [Prompt(tuple(range(3, 3 + 24))), Prompt(tuple(range(4, 4 + 24)))] * 3
-    with pytest.raises(InputError, match="at least 4 different prompts longer than the training length, 16 tokens; 2 of"):
+    with pytest.raises(InputError, match="at least 4 different prompts longer than the training length, 16 tokens"):
         prompts_by_length(scoring_of(texts), texts, 16, (), 32, 0)
 
 

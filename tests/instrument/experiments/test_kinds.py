@@ -150,7 +150,7 @@ def test_it_plans_what_it_can_need_and_refuses_models_without_learned_positions(
     (plan,) = planned(model, PROMPTS, [Kinds()])
     assert sum(plan.passes) == 186 * (2 + np.ceil(13 * 2 / 3))
     assert [each.name for each in default_experiments(model, [TEXT], None)] == ["kinds"]
-    with pytest.raises(InputError, match=r"no layer of this model \(rope\) learns any; leave them out"):
+    with pytest.raises(InputError, match=r"no layer of this model \(rope\) learns any"):
         planned(ri.reposition(tiny("llama"), "rope"), PROMPTS, [Kinds()])
     with pytest.raises(InputError, match="nothing to predict"):
         planned(model, [Prompt(tokens=(3,))], [Kinds()])

@@ -198,18 +198,3 @@ def test_offsets_in_the_unit_of_the_range_are_those_in_positions_for_an_index():
         for unit in ("positions", "range")
     )
     np.testing.assert_allclose(one["log_perplexity"], other["log_perplexity"], rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"kinds": ("shuffle",)}, "perturbation.kinds is"),
-        ({"gammas": (1.5,)}, "perturbation.gammas is"),
-        ({"l_maxes": (0,)}, "perturbation.l_maxes is"),
-        ({"layers": (3,)}, "layer 3"),
-        ({"offset_unit": "feet"}, "perturbation.offset_unit is"),
-    ],
-)
-def test_what_cannot_be_is_refused(model, wrong, message):
-    with pytest.raises(InputError, match=message):
-        Perturbation(**wrong).measured(model, TASK, TASK.prompts(1))

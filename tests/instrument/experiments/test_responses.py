@@ -103,8 +103,6 @@ def test_scores_have_their_mean_error_and_perplexity(model):
     assert scores.attrs["task"] == "reversal" and scores.attrs["task_words"] == "6"
     with pytest.raises(InputError, match="answers 'guessed'"):
         task_scores(model, TASK, answers="guessed")
-    with pytest.raises(InputError, match="number of words"):
-        task_scores(model, TASK, test_sets=["long"])
 
 
 def test_the_map_is_the_mean_of_the_prompts_in_each_cell():

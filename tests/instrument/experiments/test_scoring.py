@@ -69,12 +69,12 @@ def test_a_model_knows_its_task_and_other_tasks_are_asked_for_by_name(bridge):
     assert task_of(zoo_path("reversal/repo")).options() == make_task("reversal").options()
     assert task_of(zoo_path("reversal/repo"), longest_test=40).options()["longest_test"] == 40
     assert task_of(zoo_path("reversal/repo"), "niah", "paper").options() == make_task("niah", "paper").options()
-    with pytest.raises(InputError, match=r"the task niah has \d+ tokens, the checkpoint 39; wanted a checkpoint trained on it"):
+    with pytest.raises(InputError, match=r"the task niah has \d+ tokens, the checkpoint 39"):
         ri.score(bridge, "niah")
     config = LlamaConfig(vocab_size=39, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
     torch.manual_seed(0)
     nameless = ri.reposition(LlamaForCausalLM(config).eval(), "rope")
-    with pytest.raises(InputError, match="the model does not say which task it was trained on; name one"):
+    with pytest.raises(InputError, match="the model does not say which task it was trained on"):
         ri.score(nameless)
     assert ri.score(nameless, make_task("reversal"), ["3"], count=2)["scores"]["score"].shape == (1, 2)
 
@@ -198,7 +198,7 @@ def test_the_map_gives_the_call_for_each_failing_cell(failing):
 
 def test_a_cell_that_cannot_be_explained_is_refused_in_one_line(failing, reversal, hub):
     scores, bridge = failing
-    with pytest.raises(InputError, match=r"no prompt fails at depth 100 and length 256; cells with failing prompts: \("):
+    with pytest.raises(InputError, match="no prompt fails at depth 100 and length 256"):
         ri.explain_cell(scores, 100, 256, bridge)
     with pytest.raises(InputError, match="no map of scores by depth and length"):
         ri.explain_cell(reversal, 0, 12, bridge)
@@ -293,7 +293,7 @@ def test_arguments_of_another_kind_are_refused(bridge):
     language, score, needles = ri.zoo("language/rope"), partial(ri.score, bridge), ri.score_needles
     haystack, prompts = partial(ri.tasks.niah, language.tokenizer, length=1024), make_task("reversal").prompts
     for given, line in (
-        ({"count": "all"}, "wanted at least one prompt, got 'all'; ask for 1 or more"),
+        ({"count": "all"}, "wanted at least one prompt, got 'all'"),
         ({"count": None}, "wanted at least one prompt, got None"),
         ({"count": 2.5}, "wanted at least one prompt, got 2.5"),
         ({"count": 1, "seed": "zero"}, "wanted a seed of 0 or more, got 'zero'"),

@@ -200,15 +200,12 @@ def test_all_heads_of_a_kind_are_moved_by_one_suggestion(bridge, prompt):
 
 
 REFUSED = {
-    "a kind that is none": ({"kind": "moved", "layer": 0}, "wanted"),
     "code": ({"kind": "linearised", "layer": 0, "file": "/etc/passwd"}, "unknown key"),
     "no head": ({"kind": "linearised"}, "heads as"),
     "heads and a layer": ({"kind": "linearised", "layer": 0, "heads": [[0, 0]]}, "heads as"),
     "tokens and a span": ({"kind": "linearised", "layer": 0, "tokens": [1], "span": "words"}, "tokens or a span"),
     "a factor that is none": ({"kind": "scaled", "layer": 0}, "scaled needs value"),
     "a seed too many": ({"kind": "frozen", "layer": 0, "seed": 1}, "frozen takes value"),
-    "no number": ({"kind": "frozen", "layer": 0, "value": float("nan")}, "finite"),
-    "a text": ({"kind": "linearised", "layer": "0"}, "whole number"),
     "a layer that is not there": ({"kind": "linearised", "layer": 9}, "layer 9"),
     "a head that is not there": ({"kind": "linearised", "heads": [[0, 9]]}, "head 9"),
     "a token that is not there": ({"kind": "linearised", "layer": 0, "tokens": [99]}, "token 99"),

@@ -131,8 +131,8 @@ def ablated(bridge, means):
             lambda bridge: ri.ablation_effects(bridge, LAYER[:3], PROMPTS),
             "a control ablates 3 other heads of layer 1, which has 1",
         ),
-        (lambda bridge: ri.ablate(bridge, [(1, 4)]).__enter__(), "head 4 was asked for; the model's are 0 to 3"),
-        (lambda bridge: ri.ablate(bridge, [(9, 0)]).__enter__(), "layer 9 was asked for; the model's are 0 to 2"),
+        (lambda bridge: ri.ablate(bridge, [(1, 4)]).__enter__(), "head 4 was asked for"),
+        (lambda bridge: ri.ablate(bridge, [(9, 0)]).__enter__(), "layer 9 was asked for"),
         (lambda bridge: ri.ablate(bridge, []).__enter__(), "no head was named"),
         (lambda bridge: ri.ablate(bridge, 3).__enter__(), "heads are .layer, head. pairs"),
         (
@@ -141,7 +141,7 @@ def ablated(bridge, means):
         ),
         (
             lambda bridge: ablated(bridge, {0: torch.zeros(4, 1)}),
-            "means of layer 0 have 1 numbers per head, which writes 8; give what ri.head_means",
+            "means of layer 0 have 1 numbers per head, which writes 8",
         ),
         (lambda bridge: ri.ablate(bridge, (0, 1), "zero").__enter__(), "means lack finite ones of the 4 heads of layer 0"),
         (lambda bridge: ri.head_means(bridge, []), "there are no prompts"),

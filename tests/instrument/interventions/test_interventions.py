@@ -606,7 +606,7 @@ def test_patching_token_by_token_has_transformer_lens_order_and_options(patched)
     assert_close(result.baseline, result.values[1, 0, 0], atol=1e-6, rtol=0)
     with pytest.raises(InputError, match="the clean prompt has 20 tokens"):
         iv.get_act_patch_positions_all_pos(bridge, short, cache, metric)
-    with pytest.raises(InputError, match="the clean cache has no positions of layer 2; record with run_with_cache"):
+    with pytest.raises(InputError, match="the clean cache has no positions of layer 2"):
         iv.get_act_patch_positions_all_pos(bridge, OTHERS, {HOOK: cache[HOOK]}, metric)
     with pytest.raises(InputError, match="no bridge of ours"):
         iv.get_act_patch_positions_all_pos(bridge.original_model, OTHERS, cache, metric)
@@ -685,23 +685,23 @@ def test_numbers_and_positions_that_mean_nothing_are_refused_where_they_first_ap
         (lambda: iv.permuted(bridge, order=[[1, 0], [0, 1]]), "orders of 2 prompts came to 1"),
         (lambda: iv.transplanted(bridge, {0: torch.zeros(1, 2, 4)}, layer=0), "have 2 rows, which 4 heads cannot share"),
         (lambda: iv.transplanted(bridge, {0: recorded[0] * nan}, layer=0), "of layer 0 are NaN or infinite"),
-        (lambda: iv.transplanted(bridge, {0: recorded[0][0]}, layer=0), r"are \[4, 4\]; wanted \[prompt, row, token\]"),
-        (lambda: iv.interpolated(bridge, 0), "the factor of an extension is 0; wanted a number from 1e-09 to 1,000,000,000"),
+        (lambda: iv.transplanted(bridge, {0: recorded[0][0]}, layer=0), r"are \[4, 4\]"),
+        (lambda: iv.interpolated(bridge, 0), "the factor of an extension is 0"),
         (lambda: iv.yarn(bridge, -1.0, 128), "the factor of an extension is -1.0"),
         (lambda: iv.yarn(bridge, 10**400, 128), "the factor of an extension is 1000"),
-        (lambda: iv.lm_infinite(bridge, "x"), "the window of LM-Infinite is 'x'; wanted a whole number"),
+        (lambda: iv.lm_infinite(bridge, "x"), "the window of LM-Infinite is 'x'"),
         (lambda: iv.swapped_heads(bridge, 0, 1), r"heads are \(layer, head\) pairs.* got 0$"),
         (lambda: iv.frozen(bridge, 3), r"heads are \(layer, head\) pairs.* got 3$"),
         (lambda: iv.transplanted(bridge, recorded, from_head=3), r"heads are \(layer, head\) pairs.* got 3$"),
         (lambda: iv.transplanted(bridge, recorded, from_head=(2, 1.5)), "a head is a whole number from 0; got 1.5"),
         (lambda: iv.transplanted(bridge, {0: "x"}), "recorded positions are no numbers"),
-        (lambda: iv.clipped(bridge, 0, 1e40), r"not 0 and 1e\+40; wanted numbers up to 3.4e\+38, or infinity"),
+        (lambda: iv.clipped(bridge, 0, 1e40), r"not 0 and 1e\+40"),
         (lambda: iv.clipped(bridge, -(10**400), 0), "positions are clipped between"),
         (lambda: iv.scaled(bridge, 10**400), "scaled by is 1000"),
         (lambda: iv.shifted(bridge, torch.zeros(3)), "shifted by is tensor"),
         (lambda: iv.permuted(bridge, seed="x"), "seed is 'x'; wanted a whole number of at least 0"),
         (lambda: iv.permuted(bridge, order=[1, 0], seed=3), "seed 3 draws an order, and one was given"),
-        (lambda: iv.set_positions(bridge, 0, 0, given > 4), "to set in layer 0 are true and false; give real numbers"),
+        (lambda: iv.set_positions(bridge, 0, 0, given > 4), "to set in layer 0 are true and false"),
         (lambda: iv.swapped_tokens(bridge, True, 2), "change places; got True and 2"),
         (lambda: iv.rescaled(bridge, 2, True, yarn=2), "a head is a whole number from 0; got True"),
         (lambda: iv.rescaled(bridge, [1, 2], yarn=2), r"a layer is a whole number from 0; got \[1, 2\]"),

@@ -310,7 +310,7 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_written(base, adap
         prepare(configuration_on(adapter))
     with pytest.raises(ri.InputError, match="the model's are 0 to 2"):
         prepare(configuration_on(base, adapter_from=3))
-    with pytest.raises(ri.InputError, match="rank 100,000; the smallest matrix that it changes has 16"):
+    with pytest.raises(ri.InputError, match="rank 100,000"):
         prepare(configuration_on(base, adapter=100_000))
     monkeypatch.setattr(adapters, "find_spec", lambda name: None)
     with pytest.raises(ri.InputError, match=r"repo-interp\[adapter\]"):

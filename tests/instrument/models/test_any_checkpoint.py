@@ -69,20 +69,3 @@ def test_a_converted_checkpoint_that_lacks_a_weight_is_refused(stored, tmp_path)
     ) as error:
         ri.load(tmp_path)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("family", "message"),
-    [
-        ("bert", "it is an encoder"),
-        ("ctrl", "computes attention itself"),
-        ("mamba", "has no attention"),
-        ("whisper", "attends to an encoder too"),
-        ("lama", "nearest by name: llama"),
-    ],
-)
-def test_what_cannot_be_opened_is_refused_by_name(family, message, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}), encoding="utf-8")
-    with pytest.raises(ri.InputError, match=message) as error:
-        ri.load(tmp_path)
-    assert "\n" not in str(error.value)

@@ -196,11 +196,3 @@ def test_the_command_returns_1_for_a_finding_and_writes_the_figure(tmp_path, cap
     assert main(["verify", str(tmp_path / "model"), "--out", str(tmp_path / "audit")]) == 1
     assert "expected 4 pairs that turn (partial rotation), measured 8" in " ".join(capsys.readouterr().out.split())
     assert {path.name for path in (tmp_path / "audit").iterdir()} == {"rotation.nc", "rotation.png"}
-
-
-@pytest.mark.parametrize("words", [["--dtype", "int8"], ["--longest", "0"]])
-def test_the_command_refuses_in_one_line(words, tmp_path, capsys):
-    llama().save_pretrained(tmp_path)
-    capsys.readouterr()
-    assert main(["verify", str(tmp_path), *words]) == 2
-    assert capsys.readouterr().err.count("\n") == 1

@@ -52,7 +52,7 @@ def test_weights_are_the_file_and_what_is_written_to_them_is_not(tmp_path):
 def test_a_file_that_was_cut_off_and_weights_that_are_not_finite_are_refused(tmp_path):
     file = tmp_path / "model.safetensors"
     for values, refusal in (
-        ([1.0, 2.0], "ends within w; the checkpoint was changed while it was read"),
+        ([1.0, 2.0], "ends within w"),
         ([1.0, float("nan"), 2.0], "w holds values that are not finite"),
     ):
         file.write_bytes(b"head" * 2 + torch.tensor(values).numpy().tobytes())

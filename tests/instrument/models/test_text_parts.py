@@ -98,7 +98,7 @@ def test_a_part_that_computes_otherwise_is_refused(tmp_path):
 
 def test_a_larger_model_in_memory_is_refused_by_name():
     for ask in (lambda model: ri.analyze(model, [[3, 4, 5]]), lambda model: ri.reposition(model, "repo")):
-        with pytest.raises(ri.InputError, match=r"part of a larger model; ri.load opens its text part, type 'gemma3_text'"):
+        with pytest.raises(ri.InputError, match="part of a larger model"):
             ask(small_larger("gemma3"))
 
 

@@ -99,9 +99,7 @@ def test_reposition_returns_the_model_inside():
 def test_an_adapter_beside_the_modules_is_refused(kind, options):
     model = peft.get_peft_model(tiny("llama"), getattr(peft, kind)(task_type="CAUSAL_LM", **options)).eval()
     for ask in (lambda: ri.analyze(model, PROMPTS), lambda: ri.reposition(model, "repo"), lambda: ri.layout(model)):
-        with pytest.raises(
-            ri.InputError, match=r"which computes beside the modules of its model; get_base_model\(\) gives the model"
-        ):
+        with pytest.raises(ri.InputError, match="which computes beside the modules of its model"):
             ask()
 
 
@@ -171,7 +169,7 @@ def test_a_pass_is_refused_while_another_thread_is_in_it():
     passing.start()
     within.wait(60)
     handle.remove()
-    with pytest.raises(ri.InputError, match="another thread runs a pass of this model; run one at a time"):
+    with pytest.raises(ri.InputError, match="another thread runs a pass of this model"):
         model(TOKENS)
     leave.set()
     passing.join()

@@ -245,23 +245,11 @@ def test_both_sizes_can_be_made(name):
         assert task.test_sets
 
 
-def test_options_that_do_not_fit_together_and_unknown_test_sets_are_refused():
-    """Single options, tasks and sizes are in the catalogue of bad inputs."""
-    for arguments, message in (
-        (("reversal", {"longest": True}), "longest is True"),
-        (("niah", {"questions": 9}), "task niah: wanted 1 to 8 questions, got 9"),
-        (("niah", {"first_length": 20}), "task niah: wanted 49 <= first_length"),
-        (("copying", {"questions": 9}), "task copying: wanted 1 <= questions <= first_sequences"),
-        (("flip_flop", {"first_length": 127}), "wanted an even first_length"),
-        (("counting", {"variables": 9}), "wanted variables <= fewest"),
-    ):
-        with pytest.raises(InputError, match=message):
-            make_task(arguments[0], **arguments[1])
+def test_unknown_test_sets_are_refused():
+    """Options, tasks and sizes are in the catalogue of bad inputs."""
     for test_set in ("0", "-3", "x", "", "²"):
         with pytest.raises(InputError, match="wanted a test set named by"):
             make_task("reversal").prompts(1, test_set=test_set)
-    with pytest.raises(InputError, match="at least 28 tokens, got 20"):
-        make_task("niah").prompts(1, test_set="20")
     with pytest.raises(InputError, match="at least one prompt"):
         make_task("niah").prompts(0)
 
@@ -368,22 +356,6 @@ def test_a_value_is_found_only_where_all_its_tokens_are():
     assert task.score([Response((0, *said[1:3], 0, *said[4:]))], [prompt]) == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"needles": 7}, "at most the 6 orders of their words, got 7"),
-        ({"doubled": 3}, "wanted at least 1 and 3 keys"),
-        ({"shared": 1}, "wanted key_tokens <= shared <= 8 and key_words, got 2, 1, 16"),
-        ({"doubled": 1}, "wanted questions from 1 to the 3 keys, got 4"),
-        ({"test_questions": 5}, "wanted test_questions from 1 to the 4 keys, got 5"),
-        ({"first_length": 48}, "wanted 49 <= first_length"),
-    ],
-)
-def test_keyed_needles_that_cannot_be_are_refused(options, message):
-    with pytest.raises(InputError, match=message):
-        make_task("niah_keys", **options)
-
-
 def test_copying_asks_for_the_middle_and_repeats_no_prefix():
     task = make_task("copying", size="paper")
     assert task.test_sets == ("30", "40", "50", "60", "70", "80")
@@ -434,9 +406,6 @@ def test_copying_can_vary_in_sequences_and_questions_with_a_word_between():
     assert len(set(places)) == 11 and np.bincount(places).max() < 0.25 * len(places)
     (prompt,) = task.prompts(1, test_set="10")
     assert len(prompt.tokens) == 1 + 13 * 11 and prompt.spans["needle.1.value"] == tuple(range(1 + 13 * 5 + 9, 1 + 13 * 6))
-    for options, message in (({"fewest": 5}, "wanted fewest <= first_sequences, got 5, 4"), ({"separator": 2}, "separator is 2")):
-        with pytest.raises(InputError, match=message):
-            make_task("copying", **options)
 
 
 def test_copying_with_words_scattered_between_leaves_no_few_distances():
@@ -530,9 +499,3 @@ def test_random_tokens_are_uniform_and_scored_in_nats():
     assert not task.higher_is_better
     with pytest.raises(ValueError, match="one log-probability per target"):
         task.score([Response(prompt.tokens[1:]) for prompt in prompts], prompts)
-
-
-@pytest.mark.parametrize("name", ["flip_flop", "selective_copy", "counting"])
-def test_unknown_test_sets_are_refused(name):
-    with pytest.raises(InputError, match="wanted a test set, one of in_distribution"):
-        make_task(name).prompts(1, test_set="9")
