@@ -37,6 +37,7 @@ from repo_interp.experiments.experiment import Experiment, Plan
 from repo_interp.failures import is_out_of_memory
 from repo_interp.measures.labels import parameter_attributes
 from repo_interp.measures.statistics import Measure
+from repo_interp.models.provenance import identity
 from repo_interp.models.reposition import at_rest, layout
 from repo_interp.models.tokenizing import tokenizer_of
 from repo_interp.processes import from_first
@@ -183,6 +184,7 @@ def _made_by(plan: Plan, execution: Execution, store: Store, taken: Collection[s
 
 def _provenance(request: Request) -> dict[str, Any]:
     return {
+        **identity(request.bridge),
         "prompts": len(request.prompts),
         "prompts_digest": prompts_digest(request.prompts),
         "prompts_from": request.prompts_from,

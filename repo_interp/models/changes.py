@@ -1,13 +1,14 @@
 """What of a model is no longer as it was loaded: edited weights, attached hooks, exchanged rotations.
 
-    from loading or bridging on    of every weight where it lies, its version, the sum of its bits, and their CRC-32 (on an accelerator that
-                                   of their sums over each axis); of every layer's rotation the CRC-32; the number of the next hook
+    from loading or bridging on    of every weight where it lies, its version, sums of its bits by place, and their CRC-32 (on an
+                                   accelerator that of their sums over each axis); of every layer's rotation the CRC-32; the number of
+                                   the next hook
     later                          what differs, by name: a run says so, since the digest of a checkpoint's files would not
     ever                           layers that rotate otherwise than their configuration says, which digests of weights do not tell either
 
 PyTorch counts edits of a weight as its version, but not those through `.data` and numpy; so a weight that lies where it lay, with its
-version and its sum, is unchanged, and only of others the CRC-32 is taken again. All run at the speed of memory. They tell an edit, also of
-rows or columns that changed places, unless they did so through `.data`; they are no protection against somebody who wants to deceive.
+version and its sums, is unchanged, and only of others the CRC-32 is taken again. All run at the speed of memory. They tell an edit, also of
+rows or columns that changed places; they are no protection against somebody who wants to deceive.
 Weights that are offloaded (on "meta") are not looked at. Knows nothing about what a change is for.
 """
 
@@ -46,12 +47,17 @@ def unchanged_weights(model: nn.Module) -> None:
 
 
 def states(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, int, int]]:
-    """Where each tensor lies, its version, and the sum of its bits: equal while nothing was written to it."""
+    """Where each tensor lies, its version, and a sum of its bits over rows and columns, each weighted by its place: equal while nothing
+    was written to it.
+    """
     sums = dict[torch.device, dict[str, Tensor]]()
     for name, tensor in tensors.items():
-        whole = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-        widest = next(size for size in (8, 4, 2, 1) if len(whole) % size == whole.storage_offset() % size == 0)
-        sums.setdefault(tensor.device, {})[name] = whole.view(_WHOLE[widest]).sum(dtype=torch.int64)
+        rows = tensor.detach().contiguous().reshape(len(tensor) if tensor.ndim > 1 else 1, -1).view(torch.uint8)
+        widest = next(size for size in (8, 4, 2, 1) if rows.shape[1] % size == rows.storage_offset() % size == 0)
+        bits = rows.view(_WHOLE[widest])
+        of_lines = [bits.sum(axis, dtype=torch.int64) for axis in (0, 1)]
+        weighted = [(line * torch.arange(1, 2 * len(line), 2, device=line.device)).sum() for line in of_lines]
+        sums.setdefault(tensor.device, {})[name] = weighted[0] + weighted[1]
     added = {
         name: total for some in sums.values() for name, total in zip(some, torch.stack([*some.values()]).tolist(), strict=True)
     }
