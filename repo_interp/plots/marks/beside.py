@@ -15,7 +15,8 @@ Knows shapes and looks; knows no measure.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,9 @@ from matplotlib.lines import Line2D
 
 from repo_interp.plots.marks import drawing
 from repo_interp.plots.marks.arrays import nanmean, over_prompts
-from repo_interp.plots.marks.heads import MISSING, reach, scale
-from repo_interp.plots.marks.reading import ordered_spans, schemes, unit_label
+from repo_interp.plots.marks.chart import Own
+from repo_interp.plots.marks.grid import draw_cells, reach, scale
+from repo_interp.plots.marks.reading import axis_name, ordered_spans, unit_label
 from repo_interp.plots.marks.runs import BESIDE, Runs, runs_with_values, spread
 from repo_interp.plots.style import PAGE_WIDTH, PATTERN_COLOURS, PaperFigure, darker, paper_figure, span_colours, style
 
@@ -42,30 +44,29 @@ LINE = 0.8
 _LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#804020", "#4B2BD6", "#56B4E9", "#5A5A5A")
 
 
-def draw_variable(array: xr.DataArray, runs: Runs) -> Iterator[tuple[str, PaperFigure]]:
-    """`array` [run, ...] by the rule of the module: the end of the figure's name, and the figure with its caption.
+def charts_of(name: str, array: xr.DataArray, runs: Runs) -> Iterator[Own]:
+    """The charts of `array` [run, ...] by the rule of the module; their names begin with `name`.
 
-    Nothing where no rule fits, or fewer than two runs have a value.
+    Nothing where no rule fits, or fewer than two of several runs have a value.
     """
-    if array.dtype.kind != "f" or len(runs_with_values(array)) < 2:
+    if array.dtype.kind != "f" or len(runs_with_values(array)) < min(2, len(runs.names)):
         return
     prompts, values = array.sizes.get("prompt", 0), over_prompts(array)
-    caption = f"{array.attrs.get('long_name', array.name)}{f', mean over {prompts} prompts' if prompts > 1 else ''}."
+    caption = f"{array.attrs.get('long_name', array.name)}{f', mean over {prompts} prompts' if prompts > 1 else ''}"
     heads = [dim for dim in ("layer", "head") if dim in values.dims]
     names = [dim for dim in values.dims if dim not in ("run", *heads) and values[dim].dtype.kind in "OUST"]
     for dim in [dim for dim in names if runs.steps is None and all(str(label).isdecimal() for label in values[dim].values)]:
         values = values.assign_coords({dim: values[dim].values.astype(int)}).sortby(dim)  # lengths, as test sets are called
         names.remove(dim)
     numbers = [dim for dim in values.dims if dim not in ("run", *heads, *names)]
-    for suffix, figure, of in _figures(values, runs, heads, names, numbers):
-        figure.caption = f"{caption[:1].upper()}{caption[1:-1]}{of}."
-        yield suffix, figure
+    for suffix, draw, of in _drawn(values, runs, heads, names, numbers):
+        yield Own("_".join(filter(None, (name, suffix))), draw, caption=f"{caption[:1].upper()}{caption[1:]}{of}.")
 
 
-def _figures(
+def _drawn(
     values: xr.DataArray, runs: Runs, heads: list[str], names: list[Hashable], numbers: list[Hashable]
-) -> Iterator[tuple[str, PaperFigure, str]]:
-    """The end of the name of every figure, the figure, and the end of its caption."""
+) -> Iterator[tuple[str, Callable[[], PaperFigure], str]]:
+    """The end of the name of every figure, what draws it, and the end of its caption."""
     if not names and not numbers and not heads:
         names, values = ["of"], values.expand_dims(of=[str(values.name)])
     if len(numbers) == 2 and not names and all(str(dim).endswith("_block") for dim in numbers):
@@ -73,28 +74,29 @@ def _figures(
         squares = ((moved - moved.isel(run=0)) ** 2).isel(run=slice(1, None)).mean(["run", *numbers]).fillna(-1.0)
         head = {str(dim): int(place) for dim, place in squares.argmax(...).items()} if heads else {}
         named = ", ".join(f"{dim} {int(moved[dim][place])}" for dim, place in head.items())
-        yield "", maps(moved.isel(head), runs, named), f". {named}, the head in which the runs differ most"
+        yield "", partial(maps, moved.isel(head), runs, named), f". {named}, the head in which the runs differ most"
     elif not names and not numbers and len(heads) == 2:
-        yield "", maps(values, runs, f"{values.sizes['layer']} layers of {values.sizes['head']} heads"), ""
+        yield "", partial(maps, values, runs, f"{values.sizes['layer']} layers of {values.sizes['head']} heads"), ""
         yield from _over_steps(values, runs, "over_steps")
     elif not names and not numbers and heads == ["layer"]:
-        yield "", lines(values, runs, "layer"), ""
+        yield "", partial(lines, values, runs, "layer"), ""
     elif len(names) == 1 and not numbers:
-        yield "", dots(values, runs, names[0]) if runs.steps is None else lines(values, runs, "run", names[0]), ""
+        draw = partial(dots, values, runs, names[0]) if runs.steps is None else partial(lines, values, runs, "run", names[0])
+        yield "", draw, ""
         for label in [name for name in names_along(values, names[0]) if "." not in name] if len(heads) == 2 else ():
             yield from _over_steps(_named(values, names[0], label), runs, f"{label}_over_steps")
     elif numbers and len(names) + len(numbers) <= 3:
         x = max(numbers, key=lambda dim: values.sizes[dim])
         panel, apart = [*(dim for dim in [*numbers, *names] if dim != x), None, None][:2]
         if values.sizes[x] == 1 and panel is None:
-            yield "", dots(values.assign_coords({x: [f"{label:g}" for label in values[x].values]}), runs, x), ""
+            yield "", partial(dots, values.assign_coords({x: [f"{label:g}" for label in values[x].values]}), runs, x), ""
         elif apart is None:
-            yield "", lines(values, runs, x, panel=panel or ("layer" if "layer" in heads else None)), ""
+            yield "", partial(lines, values, runs, x, panel=panel or ("layer" if "layer" in heads else None)), ""
         else:
             for label in values[apart].values:
                 named = _named(values, apart, label)
                 if np.isfinite(named.values).any():
-                    yield str(label), lines(named, runs, x, panel=panel), f": {apart} {label}"
+                    yield str(label), partial(lines, named, runs, x, panel=panel), f": {apart} {label}"
 
 
 def _named(values: xr.DataArray, axis: Hashable, label: Any) -> xr.DataArray:
@@ -102,12 +104,12 @@ def _named(values: xr.DataArray, axis: Hashable, label: Any) -> xr.DataArray:
     return values.sel({axis: label}).assign_attrs(long_name=f"{values.attrs.get('long_name', values.name)}: {label}")
 
 
-def _over_steps(values: xr.DataArray, runs: Runs, suffix: str) -> Iterator[tuple[str, PaperFigure, str]]:
+def _over_steps(values: xr.DataArray, runs: Runs, suffix: str) -> Iterator[tuple[str, Callable[[], PaperFigure], str]]:
     """`values` [run, layer, head] of the steps of a training: a line per head, their mean where heads are more than colours."""
     if runs.steps is not None:
         few = values.sizes["head"] <= len(_LINES)
         named = values.assign_coords(head=[f"head {number}" for number in values["head"].values])
-        yield suffix, lines(named, runs, "run", "head" if few else None, "layer"), ""
+        yield suffix, partial(lines, named, runs, "run", "head" if few else None, "layer"), ""
 
 
 @style()
@@ -121,7 +123,7 @@ def maps(values: xr.DataArray, runs: Runs, detail: str = "") -> PaperFigure:
     if values.sizes["run"] > BESIDE:
         values = values.sel(run=spread(runs_with_values(values), BESIDE))
     names, data = [str(name) for name in values["run"].values], values.values.astype(float)
-    (row, column), pair = values.dims[1:], len(names) == 2
+    row, pair = values.dims[1], len(names) == 2
     base, *others = [place for place, of_run in enumerate(data) if np.isfinite(of_run).any()]
     logarithmic = is_logarithmic(data)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -140,14 +142,14 @@ def maps(values: xr.DataArray, runs: Runs, detail: str = "") -> PaperFigure:
     for place in others:
         title = f"{runs.title(names[place])} {'/' if logarithmic else '−'} {runs.title(names[base])}"
         drawn.append((below[place], differences[place], f"difference {names[place]}", title, apart))
-    images = [_map(ax, cells, gid, title, look) for ax, cells, gid, title, look in drawn]
+    images = []
+    for (ax, cells, gid, title, look), name in zip(drawn, [*names, *(names[place] for place in others)], strict=True):
+        of_run = values.sel(run=name).copy(data=cells)
+        images.append(draw_cells(ax, of_run, {**look, "gid": gid}, most=10 if row == "layer" else 5))
+        ax.set_title(title)
+        if not np.isfinite(cells).any():
+            drawing.say(ax, "none", colour="#5A5A5A")
     used = [ax for ax, *_ in drawn]
-    for ax, name in zip(used, [*names, *(names[place] for place in others)], strict=True):
-        for axis, dim in ((ax.xaxis, column), (ax.yaxis, row)):
-            drawing.name_ticks(axis, values[dim].values, 10 if row == "layer" else 5)
-            axis.set_label_text(axis_name(dim))
-        if row == "layer" and "scheme" in values.coords:
-            drawing.scheme_swatches(ax, schemes(values.sel(run=name)), "y")
     _bar(figure, images[0], used[: len(names)], str(values.attrs.get("units", "")).removesuffix("1"), finite)
     if others:
         label = "log₁₀ of the ratio" if logarithmic else "difference"
@@ -241,11 +243,6 @@ def names_along(values: xr.DataArray, axis: Hashable) -> list[str]:
     return names[:NAMES]
 
 
-def axis_name(axis: Hashable) -> str:
-    """An axis as a label: "query_block" -> "query block"."""
-    return str(axis).replace("_", " ")
-
-
 def name_figure(figure: PaperFigure, title: str, detail: str) -> None:
     """Write `title`, and below it `detail`, above `figure`."""
     text = title[:1].upper() + title[1:]
@@ -286,15 +283,6 @@ def _line(ax: Axes, x: np.ndarray, values: np.ndarray, look: Mapping[str, Any], 
         ax.fill_between(x, *_quartiles(values), color=look["color"], alpha=0.15, linewidth=0, gid=f"middle half {name}")
     marks = {"markersize": 2.4} if len(x) <= 16 else {"marker": ""}
     ax.plot(x, nanmean(values, axis=1), gid=f"mean {name}", **{**look, **marks})
-
-
-def _map(ax: Axes, data: np.ndarray, gid: str, title: str, look: Mapping[str, Any]) -> Any:
-    image = ax.imshow(data, aspect="auto", interpolation="nearest", gid=gid, **look)
-    ax.set(facecolor=MISSING, title=title)
-    drawing.bare(ax)
-    if not np.isfinite(data).any():
-        drawing.say(ax, "none", colour="#5A5A5A")
-    return image
 
 
 def _bar(figure: PaperFigure, image: Any, axes: Sequence[Axes], label: str, data: np.ndarray) -> None:

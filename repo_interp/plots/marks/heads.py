@@ -16,30 +16,28 @@ import matplotlib as mpl
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.colors import Normalize, TwoSlopeNorm, to_hex
+from matplotlib.colors import Normalize, to_hex
 from matplotlib.lines import Line2D
 
 from repo_interp.plots.marks import drawing
 from repo_interp.plots.marks.arrays import MEAN, digits_of, nanmean, nested_digits
+from repo_interp.plots.marks.chart import Chart
+from repo_interp.plots.marks.grid import MISSING, WRITTEN, draw_cells, scale
 from repo_interp.plots.marks.reading import head_axes, schemes, unit_label
 from repo_interp.plots.marks.table import Cell, Table, cells
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
 
 CONTROL = "#8A8A8A"
 """Colour of a control."""
-WRITTEN = (16, 8)
-"""Most layers and heads of a map whose values are written in its cells."""
 SHADES = 9
 """Colours of the scale in the page."""
-MISSING = "#D9D9D9"
-"""Colour of a head without a value."""
-FEW, CLIPPED = 1024, 99.5
-"""Number of values above which a colour scale of both signs ends at this percentile of their sizes."""
 
 
 @dataclass(frozen=True)
-class HeadMap:
-    """`values` [layer, head] for the page's map of heads, with `long_name` and `units`; and what a control gives in their place."""
+class Heads(Chart):
+    """`values` [layer, head] with `long_name` and `units`, as a figure and as the page's map of heads; and what a control gives
+    in their place.
+    """
 
     values: xr.DataArray
     control: xr.DataArray | None = None
@@ -49,6 +47,12 @@ class HeadMap:
     """Whether only heads of layers that learn positions, where any does, are worth naming: those of others are alike."""
     colours: np.ndarray | None = None
     """Colours [layer, head], where they stand for something else than the values."""
+    name: str = ""
+    live = True
+
+    def figure(self) -> PaperFigure:
+        """The map of the values."""
+        return head_grid_figure(self.values)
 
     def data(self) -> dict[str, Any]:
         """The map as JSON: `values` and `control` by layer and head with six significant digits, the colour of every cell, and
@@ -86,20 +90,10 @@ def head_grid(values: xr.DataArray, ax: Axes, limits: tuple[float, float] | None
     their values written in their cells.
     """
     values = values.transpose("layer", "head")
-    data = values.values.astype(float)
-    colours, norm = scale(data) if limits is None else (scale(np.array(limits))[0], Normalize(*limits, clip=True))
-    shown = ax.imshow(data, cmap=colours, norm=norm, aspect="auto")
-    ax.set_facecolor(MISSING)
-    if data.shape[0] <= WRITTEN[0] and data.shape[1] <= WRITTEN[1]:
-        lightness = mpl.colormaps[colours](norm(data))[..., :3] @ (0.3, 0.59, 0.11)
-        drawing.write_cells(ax, data, ".3g", np.where(lightness > 0.5, "black", "white"), 5.6)
+    colours, norm = scale(values.values) if limits is None else (scale(np.array(limits))[0], Normalize(*limits, clip=True))
+    few = values.sizes["layer"] <= WRITTEN[0] and values.sizes["head"] <= WRITTEN[1]
+    shown = draw_cells(ax, values, {"cmap": colours, "norm": norm}, ".3g" if few else "")
     drawing.colour_bar(ax.figure, shown, ax, pad=0.02, fraction=0.05)
-    for axis, name in ((ax.xaxis, "head"), (ax.yaxis, "layer")):
-        drawing.name_ticks(axis, values[name].values, 16)
-    ax.set(xlabel="head", ylabel="layer")
-    drawing.bare(ax)
-    if "scheme" in values.coords:
-        drawing.scheme_swatches(ax, schemes(values), "y")
     ax.set_title("\n".join(filter(None, [_title(values), str(values.attrs.get(MEAN, ""))])))
     return ax
 
@@ -170,19 +164,3 @@ def layer_table(name: str, title: str, values: Mapping[str, xr.DataArray], note:
 
 def _title(values: xr.DataArray) -> str:
     return unit_label(str(values.attrs.get("long_name") or values.name or ""), values)
-
-
-def scale(data: np.ndarray) -> tuple[str, Normalize]:
-    """The colour map for `data` and its ends: diverging from 0 for values of both signs, else from 0 or the smallest."""
-    finite = data[np.isfinite(data)]
-    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-    if low < 0 < high:
-        return "PuOr", TwoSlopeNorm(0, -reach(finite), reach(finite))
-    return "cividis", Normalize(min(0.0, low), high if high > low or high > 0 else low + 1)
-
-
-def reach(finite: np.ndarray) -> float:
-    """Where a scale around 0 ends: at the largest size, of many values at all but the very largest."""
-    sizes = np.abs(finite)
-    largest = sizes.max(initial=0.0) or 1.0
-    return float((np.percentile(sizes, CLIPPED) if sizes.size > FEW else 0.0) or largest)

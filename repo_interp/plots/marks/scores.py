@@ -20,7 +20,6 @@ position interpolation or YaRN is a checkpoint of its own, with the layout of th
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,12 +28,11 @@ import xarray as xr
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.transforms import offset_copy
 
 from repo_interp.plots.marks.arrays import nanmean
-from repo_interp.plots.marks.drawing import colour_bar, double_axis, legend_below, training_line, write_cells
+from repo_interp.plots.marks.drawing import double_axis, legend_below, training_line
 from repo_interp.plots.marks.reading import unit_label
 from repo_interp.plots.style import (
     COLUMN_WIDTH,
@@ -162,57 +160,6 @@ def draw_scores(ax: Axes, data: xr.Dataset) -> Axes:
         ax.margins(x=0.11 if len(sets) <= FEW else 0.08)  # room for what was moved
     _axis(ax, sets, numeric, data)
     return ax
-
-
-@style()
-def score_maps(maps: xr.DataArray, training_length: int, counts: xr.DataArray | None = None) -> PaperFigure:
-    """`maps` [checkpoint, method, depth, length] in per cent as grids: one row per method, one column per checkpoint (fig. 1, 5).
-
-    The coordinate `layout (checkpoint)` names the columns; the last one writes `counts` [depth, length], the prompts behind a cell. A
-    dotted line follows the training length; NaN is grey.
-    """
-    maps = maps.transpose("method", "checkpoint", "depth", "length")
-    methods, checkpoints, depths, lengths = maps.shape
-    titles = [look["label"] for look in looks(maps.to_dataset(name="score")).values()]
-    titles += [] if counts is None else ["prompts per cell"]
-    columns, letters = len(titles), max(len(line) for title in titles for line in textwrap.wrap(title, TITLE_LETTERS))
-    width = min(PAGE_WIDTH, max(COLUMN_WIDTH, AROUND_MAPS + max(0.36 * lengths, LETTER * letters) * columns))
-    titles = [textwrap.fill(title, max(1, int((width - AROUND_MAPS) / columns / LETTER))) for title in titles]
-    figure = paper_figure(width, 0.75 + methods * (0.35 + 0.125 * depths))
-    axes: Any = figure.subplots(methods, columns, sharex=True, sharey=True, squeeze=False)
-    numbers = np.full((depths, lengths), np.nan) if counts is None else counts.transpose("depth", "length").values
-    image = None
-    for row, column in np.ndindex(methods, columns):
-        ax = axes[row, column]
-        if column == checkpoints:
-            ax.imshow(np.ones_like(numbers), cmap="gray", vmin=0, vmax=1, aspect="auto")
-            write_cells(ax, np.where(numbers > 0, numbers, np.nan), ".0f", np.full(numbers.shape, "#222222"), 4.8)
-        else:
-            image = draw_map(ax, maps.values[row, column])
-        inside = int((maps["length"].values <= training_length).sum())
-        if 0 < inside < lengths:
-            ax.axvline(inside - 0.5, color="#E69F00", linewidth=1.0, linestyle=(0, (1, 1)), gid="training length")
-        if not row:
-            ax.set_title(titles[column])
-        if row == methods - 1:
-            ax.set_xticks(range(lengths), [f"{length:,}" for length in maps["length"].values], rotation=90)
-        if not column:
-            ax.set_yticks(range(depths)[::2], [f"{depth:g}" for depth in maps["depth"].values[::2]])
-            ax.set_ylabel(str(maps["method"].values[row]))
-    assert image is not None
-    label = unit_label(str(maps.attrs.get("long_name", "score")), maps)
-    colour_bar(figure, image, list(axes.flat), label, pad=0.01, fraction=0.03, aspect=22)
-    figure.supxlabel("context length (tokens)")
-    figure.supylabel("depth of the needle (% of the context before it)")
-    return figure
-
-
-def draw_map(ax: Axes, per_cent: np.ndarray) -> AxesImage:
-    """Draw `per_cent` [row, column] on `ax`: a shade and a number per cell; grey where it is NaN. Returns the image, for its colour bar."""
-    ax.set_facecolor(_NOTHING)
-    image = ax.imshow(per_cent, cmap=_MAP, vmin=0, vmax=100, aspect="auto", interpolation="nearest")
-    write_cells(ax, per_cent, ".0f", np.where(per_cent > 60, "white", "#222222"), 4.8)
-    return image
 
 
 def legend_under(ax: Axes, data: xr.Dataset, columns: int = 2, down: float = -0.22) -> None:

@@ -11,6 +11,7 @@ number it stands at the mean. Knows nothing about how scores are measured and na
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from importlib.resources import files
 from itertools import groupby
 from typing import Any
@@ -25,9 +26,10 @@ from scipy.cluster.hierarchy import dendrogram, linkage
 from scipy.spatial.distance import squareform
 
 from repo_interp.plots.marks.arrays import digits_of, heads_of, heads_where, ranked_heads
+from repo_interp.plots.marks.chart import Chart, Own
 from repo_interp.plots.marks.drawing import bare, colour_bar, counted, legend_below, name_ticks, scheme_swatches
 from repo_interp.plots.marks.finding import Finding, heads_named, percent
-from repo_interp.plots.marks.heads import MISSING, HeadMap
+from repo_interp.plots.marks.heads import MISSING, Heads
 from repo_interp.plots.marks.reading import group, schemes, unit_label
 from repo_interp.plots.marks.runs import BESIDE, has_runs, runs_of, spread
 from repo_interp.plots.marks.table import Cell, Table, cells
@@ -248,11 +250,6 @@ def embed(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any], tuple
     return {"heads": heads, "schemes": [scheme_name(named[layer]) for layer, _ in heads], "columns": described}, ()
 
 
-def _head_maps(run: xr.DataTree) -> list[HeadMap]:
-    atlas = group(run, "atlas")
-    return [HeadMap(atlas[name]) for name in MAPPED if name in atlas]
-
-
 def changed_names(tree: xr.DataTree) -> Table:
     """One row per head that is not called the same in all runs, one column per run.
 
@@ -269,12 +266,15 @@ def changed_names(tree: xr.DataTree) -> Table:
     return Table("atlas", "Heads whose name changes", ("layer", "head", *map(runs.title, shown)), rows, note)
 
 
-def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
-    if "name" in group(run, "atlas"):
-        yield "atlas_names", atlas_names(run)
-    overview = None if has_runs(run) else atlas_overview(run)
-    if overview is not None:
-        yield "atlas_overview", overview
+def _charts(run: xr.DataTree) -> Iterator[Chart]:
+    atlas = group(run, "atlas")
+    if "name" in atlas:
+        yield Own("atlas_names", partial(atlas_names, run))
+    if has_runs(run):
+        return
+    if len(standardised(atlas)[1]) > 1 and len(heads_of(atlas)) > 2:
+        yield Own("atlas_overview", partial(atlas_overview, run))
+    yield from (Heads(atlas[name]) for name in MAPPED if name in atlas)
 
 
 _FILES = files("repo_interp.plots.views")
@@ -318,12 +318,11 @@ VIEW = View(
     "The atlas of heads",
     "What every head does, in numbers and by name. A head has a name when its score is large and beyond that of every random-weight "
     "control. That does not show that the model needs the head for it.",
-    _figures,
+    _charts,
     tables=lambda run: (atlas_table(run),),
     findings=_findings,
-    head_maps=_head_maps,
     interactive=Interactive(_FILES / "atlas.html", _FILES / "atlas.js", embed),
     compared=MAPPED,
     not_averaged=("named", "null", "threshold"),
-    beside=Beside(_figures, lambda tree: (changed_names(tree),) if "name" in group(tree, "atlas") else ()),
+    beside=Beside(_charts, lambda tree: (changed_names(tree),) if "name" in group(tree, "atlas") else ()),
 )

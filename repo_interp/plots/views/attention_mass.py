@@ -9,6 +9,7 @@ A_ij is attention after the softmax. Draws the group `attention_mass` of a run. 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from repo_interp.plots.marks.arrays import heads_of, nanmean, over_prompts, ranked_heads
+from repo_interp.plots.marks.chart import Chart, Own
 from repo_interp.plots.marks.drawing import counted, legend_below, note, number, plain_decades, scheme_handles
 from repo_interp.plots.marks.finding import Finding, heads_named, percent
-from repo_interp.plots.marks.heads import HeadMap, head_grid_figure, head_rows
+from repo_interp.plots.marks.heads import Heads, head_rows
 from repo_interp.plots.marks.reading import BACKGROUND, group, has_groups, ordered_spans, pick, schemes
 from repo_interp.plots.marks.table import Table, cells
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, style
@@ -155,12 +157,6 @@ def chance_per_token(dataset: xr.Dataset) -> xr.DataArray | None:
     return (dataset["chance"] / dataset["span_tokens"].where(dataset["span_tokens"] > 0)).mean(("prompt", "layer"))
 
 
-@style()
-def mass_grid(run: xr.DataTree, span: str = "needle") -> PaperFigure:
-    """Attention mass on `span` of every head, the mean over prompts, as a layer x head map. Raises InputError as `heads_ranked`."""
-    return head_grid_figure(mass_of_heads(run, span))
-
-
 def mass_of_heads(run: xr.DataTree, span: str) -> xr.DataArray:
     """Attention mass on `span` [layer, head] in per cent, the mean over prompts. Raises InputError as `heads_ranked`."""
     means = over_prompts(UNIT * pick(group(run, "attention_mass")["mass"], span=span))
@@ -282,22 +278,18 @@ def _mass_scale(ax: Axes, per_token: np.ndarray, table: np.ndarray) -> None:
         ax.set_xlim(0, 1.08 * max([*spread, float(np.nanmax(table, initial=0.0)), 1e-12]))
 
 
-def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
-    yield "attention_mass_by_span", mass_by_span(run)
+def _charts(run: xr.DataTree) -> Iterator[Chart]:
+    yield Own("attention_mass_by_span", partial(mass_by_span, run))
     if (span := main_span(run)) is not None:
-        yield "heads_ranked", heads_ranked(run, span)
-        yield "heads_map", mass_grid(run, span)
+        yield Own("heads_ranked", partial(heads_ranked, run, span))
+        mass = UNIT * group(run, "attention_mass")["mass"].sel(span=span)
+        yield Heads(mass_of_heads(run, span), prompts=mass, name="heads_map")
 
 
 def _tables(run: xr.DataTree) -> Iterator[Table]:
     yield from (mass_table(run), share_table(run))
     if (span := main_span(run)) is not None:
         yield head_table(run, span)
-
-
-def _head_maps(run: xr.DataTree) -> Iterator[HeadMap]:
-    if (span := main_span(run)) is not None:
-        yield HeadMap(mass_of_heads(run, span), prompts=UNIT * group(run, "attention_mass")["mass"].sel(span=span))
 
 
 def _lead(run: xr.DataTree) -> str:
@@ -349,11 +341,9 @@ VIEW = View(
     "attention_mass",
     "Attention mass by span",
     _lead,
-    _figures,
+    _charts,
     tables=_tables,
     findings=_findings,
-    head_maps=_head_maps,
-    live=("heads_map",),
     compared=("mass_per_token", "mass"),
     not_averaged=("table",),  # its mean over prompts and heads is taken already: that of mass_per_token
 )

@@ -10,6 +10,7 @@ the slider to life. Knows nothing about how components are measured.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
@@ -17,11 +18,11 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.plots.marks.arrays import digits_of, nanmean, ranked_heads
+from repo_interp.plots.marks.chart import Chart, Own
 from repo_interp.plots.marks.finding import Finding, percent
-from repo_interp.plots.marks.head_charts import HeadChart, HeadCurves
+from repo_interp.plots.marks.head_charts import HeadCurves
 from repo_interp.plots.marks.reading import group, layer_scheme, learned_layers, schemes, unit_label
-from repo_interp.plots.marks.table import Table, cells
-from repo_interp.plots.style import PaperFigure
+from repo_interp.plots.marks.table import Table, table_of
 from repo_interp.plots.view import Interactive, PageOptions, View
 from repo_interp.plots.views import component_curves as by_distance
 from repo_interp.plots.views.component_shares import turn_histogram, vaf_by_component
@@ -32,11 +33,12 @@ BEYOND = 1.25
 """Training lengths from which a run's distances are drawn as beyond it."""
 
 
-def figures_of_components(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
+def _charts(run: xr.DataTree) -> Iterator[Chart]:
     """Logit by distance; where layers rotate, components by distance and their VAF; turns where positions are learned."""
     components = group(run, "components")
-    if components.sizes["distance"] > 1:  # else every prompt is a single token
-        yield "logit_by_distance", by_distance.logit_by_distance(logits_by_scheme(run))
+    logits, at = components["logit_by_distance"], components["distance"].values
+    if len(at) > 1:  # else every prompt is a single token
+        yield Own("logit_by_distance", partial(by_distance.logit_by_distance, logits_by_scheme(run)), live=True)
     if layers := rotating_layers(components):
         own = components.sel(layer=layers)
         band = bands(components, layers[0])
@@ -44,17 +46,19 @@ def figures_of_components(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]
         length, of_bands = training_length(run), band_length(components, layers[0])
         windowed = f"L = {of_bands:,} tokens" if of_bands < length else ""
         if curves.sizes["distance"] > 1:
-            yield "components_by_distance", by_distance.component_curves(band.assign(component_by_distance=curves), windowed)
-        vaf = vaf_of_heads(own).median(("layer", "head")).expand_dims(weights=["trained"])
-        yield (
-            "component_vaf",
-            vaf_by_component(band.assign(vaf=vaf), f"of all pairs' logits, median over heads\n{windowed}".rstrip()),
-        )
+            shown = band.assign(component_by_distance=curves)
+            yield Own("components_by_distance", partial(by_distance.component_curves, shown, windowed), live=True)
+        vaf = band.assign(vaf=vaf_of_heads(own).median(("layer", "head")).expand_dims(weights=["trained"]))
+        title = f"of all pairs' logits, median over heads\n{windowed}".rstrip()
+        yield Own("component_vaf", partial(vaf_by_component, vaf, title), live=True)
         if curves.sizes["distance"] > BEYOND * length:
             shown = own[["component_by_distance"]].assign(logit_by_distance=own["logit_by_distance"].mean("head"))
-            yield "beyond_training_length", by_distance.beyond_training_length(shown.assign(band.data_vars), length)
+            draw = partial(by_distance.beyond_training_length, shown.assign(band.data_vars), length)
+            yield Own("beyond_training_length", draw)
     if (turned := turns_of_learned(components)) is not None:
-        yield "component_turns", turn_histogram(turned)
+        yield Own("component_turns", partial(turn_histogram, turned))
+    curves = {"mean logit": logits}
+    yield HeadCurves("Mean logit by distance, chosen head", "distance (tokens)", unit_label("logit", logits), at, curves)
 
 
 def component_table(run: xr.DataTree) -> Table:
@@ -65,23 +69,19 @@ def component_table(run: xr.DataTree) -> Table:
     components = group(run, "components")
     layers = rotating_layers(components)
     band = bands(components, layers[0])
-    shares = vaf_of_heads(components).sel(layer=layers).median(("layer", "head")).values
-    columns = components["component"].values, band["frequency"].values, by_distance.band_of(band), shares
-    rows = tuple(
-        (
-            int(number),
-            float(theta),
-            *cells([wavelength_of(theta)]),
-            by_distance.BAND_NAMES[kind].removesuffix(" frequency"),
-            float(share),
-        )
-        for number, theta, kind, share in zip(*columns, strict=True)
-    )
-    titles = ("component", "theta (rad per position)", "wavelength (positions)", "frequency band", "VAF (%)")
+    shares = vaf_of_heads(components).sel(layer=layers).median(("layer", "head"))
+    kinds = [by_distance.BAND_NAMES[kind].removesuffix(" frequency") for kind in by_distance.band_of(band)]
+    theta = band["frequency"]
+    columns = [
+        ("theta (rad per position)", theta),
+        ("wavelength (positions)", 2 * np.pi / theta.where(theta > 0)),
+        ("frequency band", theta.copy(data=kinds)),
+        ("VAF (%)", shares),
+    ]
     heads = f"VAF of all pairs' logits, the median over the heads of {len(layers)} layers"
     length = band_length(components, layers[0])
     note = f"{heads}; bands for a {'window' if length < training_length(run) else 'training length'} of {length:,} tokens."
-    return Table("components", "Rotary components", titles, rows, note)
+    return table_of("components", "Rotary components", columns, note)
 
 
 def wavelength_of(theta: float) -> float:
@@ -196,14 +196,6 @@ def _tables(run: xr.DataTree) -> Sequence[Table]:
     return (component_table(run),) if rotating_layers(group(run, "components")) else ()
 
 
-def _head_charts(run: xr.DataTree) -> Sequence[HeadChart]:
-    """The mean logit by distance of every head."""
-    components = group(run, "components")
-    logits, title = components["logit_by_distance"], "Mean logit by distance, chosen head"
-    at, label = components["distance"].values, unit_label("logit", logits)
-    return [HeadCurves(title, "distance (tokens)", label, at, {"mean logit": logits})]
-
-
 _FILES = files("repo_interp.plots.views")
 TIMES_EQUAL = 3.0
 """Times an equal share of all components that a found one accounts for, at least, in the median head."""
@@ -228,15 +220,16 @@ VIEW = View(
     "components",
     "Rotary components",
     _lead,
-    figures_of_components,
+    _charts,
     tables=_tables,
     findings=_findings,
-    head_charts=_head_charts,
     interactive=Interactive(_FILES / "components.html", _FILES / "components.js", component_data),
-    live=("logit_by_distance", "components_by_distance", "component_vaf"),
     compared=("logit_by_distance", "vaf", "vaf_band", "still_share"),
     not_averaged=(
         *("logit_by_distance", "position_logit_by_distance", "component_by_distance", "turn_share", "turn_upper"),
         *("vaf_printed", "vaf_curve_printed", "distance_pairs", "frequency"),
     ),
 )
+
+figures_of_components = VIEW.figures
+"""Logit by distance, components, their VAF and turns, as the run allows, by the names of their files."""

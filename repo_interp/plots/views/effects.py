@@ -10,19 +10,23 @@ Draws the group `effects`. Knows nothing about how positions were changed.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
 from matplotlib.lines import Line2D
 from matplotlib.ticker import SymmetricalLogLocator
 from scipy import stats
 
 from repo_interp.plots.marks.arrays import ranked_heads
+from repo_interp.plots.marks.chart import Chart, Own
 from repo_interp.plots.marks.drawing import counted, legend_below, panels, plain_decades, scheme_handles
 from repo_interp.plots.marks.finding import Finding
-from repo_interp.plots.marks.heads import CONTROL, HeadMap, head_grid, head_rows
+from repo_interp.plots.marks.grid import Grid
+from repo_interp.plots.marks.heads import CONTROL, Heads, head_rows
 from repo_interp.plots.marks.reading import group, schemes
 from repo_interp.plots.marks.table import Cell, Table, cells
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, style
@@ -59,20 +63,22 @@ NEEDED = "#D55E00"
 @style()
 def effect_maps(run: xr.DataTree) -> PaperFigure:
     """Layer by head, the mean change of log p(answer), one map per kind. Raises InputError when the run has no effects."""
-    effects = group(run, "effects")
-    kinds = effects["kind"].values.tolist()
-    figure, axes = panels(len(kinds), BESIDE, 0.75 + 0.13 * max(8, effects.sizes["layer"]), 0.45, PAGE_WIDTH)
+    return effect_grid(run).figure()
+
+
+def effect_grid(run: xr.DataTree) -> Grid:
+    """The chart of `effect_maps`."""
+    effects, panels = group(run, "effects"), {}
     shown = effects["effect"].round(4) + 0.0  # what is less is rounding, and -0
     reach = max(float(np.nanmax(np.abs(shown))), LINEAR)
-    for ax, kind in zip(axes, kinds, strict=True):
-        head_grid(shown.sel(kind=kind), ax, (-reach, reach))
+    for kind in effects["kind"].values.tolist():
         drawn = effects["control_effect"].sel(kind=kind).dropna("draw").values
         ends = " to ".join(dict.fromkeys(f"{end(drawn).round(4) + 0.0:.3g}" for end in (np.min, np.max) if drawn.size))
-        others = f"{int(effects.attrs['set_heads'])} others together: {ends}"
-        ax.set_title(f"positions: {KIND_NAMES.get(kind, kind)}\n{others if drawn.size else ''}".rstrip())
-    figure.suptitle("change of log p(answer), nats, by the head whose positions are changed", x=0.01, ha="left")
-    legend_below(figure, scheme_handles(schemes(effects).values()))
-    return figure
+        others = f"\n{int(effects.attrs['set_heads'])} others together: {ends}" if drawn.size else ""
+        panels[f"positions: {KIND_NAMES.get(kind, kind)}{others}"] = shown.sel(kind=kind)
+    look = {"cmap": "PuOr", "norm": Normalize(-reach, reach, clip=True)}
+    title = "change of log p(answer), nats, by the head whose positions are changed"
+    return Grid("effects_by_head", panels, title, look=look, bar={}, cell=0.15, width=PAGE_WIDTH)
 
 
 @style()
@@ -171,17 +177,14 @@ def _draw_sets(ax: Axes, changes: xr.DataArray, controls: xr.DataArray) -> None:
     ax.grid(axis="y")
 
 
-def _head_maps(run: xr.DataTree) -> Iterator[HeadMap]:
+def _charts(run: xr.DataTree) -> Iterator[Chart]:
+    yield effect_grid(run)
+    yield Own("effects_of_sets", partial(effects_of_sets, run))
+    yield Own("effects_screening", partial(screening_fit, run))
     effects = group(run, "effects")["effect"]
     for kind in effects["kind"].values.tolist():
         name = f"change of log p(answer), positions {KIND_NAMES.get(kind, kind)}"
-        yield HeadMap(effects.sel(kind=kind, drop=True).assign_attrs(long_name=name, units="nat"))
-
-
-def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
-    yield "effects_by_head", effect_maps(run)
-    yield "effects_of_sets", effects_of_sets(run)
-    yield "effects_screening", screening_fit(run)
+        yield Heads(effects.sel(kind=kind, drop=True).assign_attrs(long_name=name, units="nat"))
 
 
 _DOES = {
@@ -255,10 +258,9 @@ VIEW = View(
     "What the positions of heads cause",
     "The positions of a head are changed during the pass, and the answer is read again: how much less likely it becomes. A head whose "
     "positions can go alone may still be needed, since others may replace it: layers and sets of heads are changed too.",
-    _figures,
+    _charts,
     tables=effect_tables,
     findings=_findings,
-    head_maps=_head_maps,
     compared=("effect", "layer_effect", "set_effect"),
     not_averaged=("in_set", "screened_effect"),
 )

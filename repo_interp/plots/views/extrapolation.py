@@ -6,7 +6,8 @@ Draws the group `extrapolation`; fig. 6 the group `output_traces`. Knows nothing
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise, product
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,13 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator
 
+from repo_interp.plots.marks.chart import Own
 from repo_interp.plots.marks.drawing import colour_bar, legend_below, length_axis, name_ticks, plain_decades, scheme_swatches
 from repo_interp.plots.marks.finding import Finding
 from repo_interp.plots.marks.reading import group, schemes, unit_label
-from repo_interp.plots.marks.table import Table, cells
+from repo_interp.plots.marks.table import Table, table_of
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
-from repo_interp.plots.view import View, one_figure
+from repo_interp.plots.view import View
 
 METHOD_LOOKS: dict[str, dict[str, Any]] = {
     "plain": {"color": "#222222", "marker": "o", "linestyle": "-"},
@@ -126,21 +128,19 @@ def _look(method: str) -> dict[str, Any]:
 def extrapolation_table(run: xr.DataTree) -> Table:
     """One row per method and length: divergence, log perplexity and the task's score."""
     dataset = group(run, "extrapolation")
-    rows, above = [], {title: name for title, name in _ABOVE.items() if name in dataset}
-    for method, length in product(map(str, dataset["method"].values), dataset["length"].values):
-        own = dataset.sel({"method": method, "length": length})
-        means = [own[name].mean() for name in ("kl", *above.values())]
-        numbers = *means, own["kl"][-1], own["log_perplexity"], own["task_score"], own["task_score_error"]
-        rows.append((METHOD_NAMES.get(method, method), int(length), *cells(numbers)))
+    kl = dataset["kl"].transpose("method", "length", "layer")
     metric, prompts = str(dataset.attrs["metric"]), int(dataset.attrs["prompts"])
-    columns = ("method", "length", "KL", *above, "KL, last layer", "log perplexity there", metric, "its standard error")
+    columns = [("KL", kl.mean("layer"))]
+    columns += [(title, dataset[name].mean("layer")) for title, name in _ABOVE.items() if name in dataset]
+    columns += [("KL, last layer", kl[..., -1]), ("log perplexity there", dataset["log_perplexity"])]
+    columns += [(metric, dataset["task_score"]), ("its standard error", dataset["task_score_error"])]
     note = (
         f"KL and log perplexity of the last {dataset.attrs['judged']} tokens of a prompt, {dataset.attrs['metric']} of whole prompts; "
         f"{prompts // 2} prompts of {dataset.attrs['task']} per length, beside {prompts - prompts // 2} others of the training length. "
         "KL in nats per head, mean over heads and layers: the plain one at the training length is the noise of fitting Gaussians to few "
         "tokens. Methods are ranked by what is above it, as far as its 95 % intervals (from, to) do not overlap."
     )
-    return Table("extrapolation", "Beyond the training length", columns, tuple(rows), note)
+    return table_of("extrapolation", "Beyond the training length", columns, note, METHOD_NAMES)
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
@@ -162,7 +162,7 @@ VIEW = View(
     "Beyond the training length",
     "Prompts longer than those of training, run plainly and by methods of length extension: how far attention outputs leave the "
     "distribution they had (Position Generalization, table 2).",
-    one_figure("extrapolation", extrapolation_by_length),
+    lambda run: (Own("extrapolation", partial(extrapolation_by_length, run)),),
     tables=lambda run: (extrapolation_table(run),),
     findings=_findings,
     compared=("kl", "kl_above_noise", "log_perplexity", "task_score"),
@@ -172,9 +172,8 @@ VIEW = View(
 def _trace_table(run: xr.DataTree) -> Table:
     """One row per query that is followed: how much of its line is further out than 99 % of the outputs at training lengths."""
     outside = group(run, "output_traces")["trace_outside"]
-    rows = tuple((int(token), 100 * float(share)) for token, share in zip(outside["trace"].values, outside.values, strict=True))
     note = "Share of a query's windows whose output is further out than 99 % of the outputs at the training length."
-    return Table("output_traces", OUTPUT_TRACES.title, ("query at token", "outside (%)"), rows, note)
+    return table_of("output_traces", OUTPUT_TRACES.title, [("outside (%)", 100 * outside)], note, {"trace": "query at token"})
 
 
 def _trace_lead(run: xr.DataTree) -> str:
@@ -189,7 +188,7 @@ OUTPUT_TRACES = View(
     "output_traces",
     "Attention outputs over sliding windows",
     _trace_lead,
-    one_figure("output_traces", output_traces),
+    lambda run: (Own("output_traces", partial(output_traces, run)),),
     tables=lambda run: (_trace_table(run),),
     compared=("trace_outside",),
     not_averaged=("pca_reference", "pca_trace", "pca_share"),

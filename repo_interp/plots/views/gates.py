@@ -10,6 +10,7 @@ measured.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,12 @@ from matplotlib.patches import Patch
 
 from repo_interp.errors import InputError
 from repo_interp.plots.marks.arrays import heads_where, over_prompts, ranked_heads
+from repo_interp.plots.marks.chart import Chart, Own
 from repo_interp.plots.marks.drawing import colour_bar, counted, legend_below, name_tokens, panels, scheme_handles, thin
 from repo_interp.plots.marks.finding import Finding, heads_named, percent
-from repo_interp.plots.marks.heads import HeadMap, control_handle, draw_with_control, head_rows
+from repo_interp.plots.marks.heads import Heads, control_handle, draw_with_control
 from repo_interp.plots.marks.reading import described_prompts, group, layer_colour, layer_scheme, pick, prompt_tokens, schemes
-from repo_interp.plots.marks.table import Cell, Table
+from repo_interp.plots.marks.table import Table, table_of
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, darker, paper_figure, style
 from repo_interp.plots.view import View
 
@@ -167,16 +169,19 @@ def _with_controls(dataset: xr.Dataset) -> Iterator[tuple[str, xr.DataArray, xr.
         yield f"attention in own {kind.removesuffix('s')}", mass, shuffled
 
 
-def figures_of_gates(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
-    """Scores of all heads; gates, and where kept the map, of the first of `heads_by_gates`."""
+def _charts(run: xr.DataTree) -> Iterator[Chart]:
+    """Scores of all heads; gates, and where kept the map, of the first of `heads_by_gates`; maps of heads."""
     dataset = group(run, "gates")
     if np.isfinite(dataset["separator_share"]).any() or measured_kinds(dataset):
-        yield "gate_scores", gate_scores(run)
+        yield Own("gate_scores", partial(gate_scores, run))
     first = int(dataset["prompt"].values[0])
     for layer, head in heads_by_gates(dataset)[:HEADS]:
-        yield f"gates_layer{layer}_head{head}", gate_lines(run, layer, head, first)
+        yield Own(f"gates_layer{layer}_head{head}", partial(gate_lines, run, layer, head, first))
         if "position_attention" in dataset:
-            yield f"position_attention_layer{layer}_head{head}", position_attention(run, layer, head, first)
+            yield Own(f"position_attention_layer{layer}_head{head}", partial(position_attention, run, layer, head, first))
+    for label, share, control in _with_controls(dataset):
+        name = f"share of {label}" if label.startswith("gates") else label.replace("attention", "attention from position alone")
+        yield Heads(over_prompts(share).assign_attrs(long_name=name, units="1"), over_prompts(control))
 
 
 def heads_by_gates(dataset: xr.Dataset) -> list[tuple[int, int]]:
@@ -201,7 +206,7 @@ def gate_table(run: xr.DataTree) -> Table:
         f"{_averaged(dataset)} Chance: share of {dataset.attrs.get('draws', '?')} draws of random tokens that do at least as well. A dash "
         "where the prompts have no separators."
     )
-    return Table("gates", "Gates", ("layer", "head", "scheme", *_TABLE.values()), tuple(_rows(dataset[[*_TABLE]])), note)
+    return table_of("gates", "Gates", [(title, over_prompts(dataset[name])) for name, title in _TABLE.items()], note)
 
 
 def own_segment_table(run: xr.DataTree) -> Table:
@@ -209,16 +214,9 @@ def own_segment_table(run: xr.DataTree) -> Table:
     ones.
     """
     dataset = group(run, "gates")
-    rows = [(kind, *row) for kind in measured_kinds(dataset) for row in _rows(dataset[[*_OWN_SEGMENT]].sel(kind=kind, drop=True))]
     title = "Attention from position alone within a query's own segment"
-    columns = ("segments", "layer", "head", "scheme", *_OWN_SEGMENT.values())
-    return Table("own_segments", title, columns, tuple(rows), _averaged(dataset))
-
-
-def _rows(dataset: xr.Dataset) -> list[tuple[Cell, ...]]:
-    """Layer, head, scheme and means over prompts of every head that has any."""
-    known = dataset.notnull().any("prompt").to_dataarray().any("variable")
-    return head_rows([over_prompts(values) for values in dataset.values()], heads_where(known))
+    columns = [(label, over_prompts(dataset[name]).transpose("kind", ...)) for name, label in _OWN_SEGMENT.items()]
+    return table_of("own_segments", title, columns, _averaged(dataset), {"kind": "segments"})
 
 
 def _averaged(dataset: xr.Dataset) -> str:
@@ -244,12 +242,6 @@ def _count(separators: np.ndarray) -> int:
     return int((separators >= 0).sum())
 
 
-def _head_maps(run: xr.DataTree) -> Iterator[HeadMap]:
-    for label, share, control in _with_controls(group(run, "gates")):
-        name = f"share of {label}" if label.startswith("gates") else label.replace("attention", "attention from position alone")
-        yield HeadMap(over_prompts(share).assign_attrs(long_name=name, units="1"), over_prompts(control))
-
-
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
     """Heads whose gates fall on separators, twice as much as on as many random tokens and more than nearly all choices of them do."""
     measured = group(run, "gates")
@@ -269,9 +261,8 @@ VIEW = View(
     "Gates",
     "Which tokens contextual positions count: gates by token, how much of them falls on separators, and how much of the attention from "
     "position alone stays within a query's own segment (CoPE, fig. 4, 6). Shuffled tokens and segments are the control.",
-    figures_of_gates,
+    _charts,
     tables=lambda run: (gate_table(run), own_segment_table(run)),
     findings=_findings,
-    head_maps=_head_maps,
     compared=("separator_share", "last_segment_mass", "separator_gate"),
 )

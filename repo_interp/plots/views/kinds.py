@@ -8,17 +8,19 @@ Draws the group `kinds`. Knows nothing about how positions were frozen.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import xarray as xr
 
+from repo_interp.plots.marks.chart import Own
 from repo_interp.plots.marks.drawing import number
 from repo_interp.plots.marks.finding import Finding
 from repo_interp.plots.marks.heads import CONTROL
 from repo_interp.plots.marks.reading import group
 from repo_interp.plots.marks.table import Table, cells
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, style
-from repo_interp.plots.view import View, one_figure
+from repo_interp.plots.view import View
 from repo_interp.plots.views.effects import LEAST, NEEDED
 
 CLEAR = 1.5
@@ -99,7 +101,7 @@ VIEW = View(
     "What each kind of heads is for",
     "Positions of all heads of a kind are frozen, each at its mean over the prompt, and every token is predicted again; for comparison "
     "those of as many other heads with learned positions, drawn at random. An interval that holds 0 does not say that a kind does nothing.",
-    one_figure("kinds", losses_by_kind),
+    lambda run: (Own("kinds", partial(losses_by_kind, run)),),
     tables=lambda run: (kind_table(run),),
     findings=_findings,
     compared=("loss_change",),

@@ -8,20 +8,22 @@ Draws the group `patterns` of a run. Knows nothing about how a chunk is labelled
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
-from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Patch
 
 from repo_interp.errors import InputError
 from repo_interp.plots.marks import drawing
 from repo_interp.plots.marks.arrays import heads_where, nanmean, over_prompts
+from repo_interp.plots.marks.chart import Chart, Own
 from repo_interp.plots.marks.finding import Finding, heads_named
-from repo_interp.plots.marks.heads import HeadMap
+from repo_interp.plots.marks.grid import Grid, colour_map
+from repo_interp.plots.marks.heads import Heads
 from repo_interp.plots.marks.reading import group, layer_scheme, learned_layers, schemes
 from repo_interp.plots.marks.table import Cell, Table, cells
 from repo_interp.plots.style import PAGE_HEIGHT, PAGE_WIDTH, PATTERN_COLOURS, PaperFigure, darker, paper_figure, style
@@ -100,27 +102,34 @@ def pattern_sensitivity(run: xr.DataTree) -> PaperFigure:
 
     Raises InputError when the run has no patterns, or no chunk: no layer learns positions, or prompts are shorter than every chunk size.
     """
+    return sensitivity_grid(run).figure()
+
+
+def sensitivity_grid(run: xr.DataTree) -> Grid:
+    """The chart of `pattern_sensitivity`."""
     patterns = group(run, "patterns")
-    grid = patterns["sensitivity"].transpose("pattern", "chunk_size", "epsilon")
+    grid = 100 * patterns["sensitivity"].transpose("pattern", "chunk_size", "epsilon")
     if not bool(grid.notnull().any()):
         raise InputError(
             "this run has no chunk of learned positions at any chunk size; give longer prompts, or leave this figure out"
         )
-    there = (100 * grid >= 0.5).any(("chunk_size", "epsilon")).values
-    drawn, absent = grid["pattern"].values[there], grid["pattern"].values[~there]
-    width = PAGE_WIDTH if len(drawn) > 2 else 0.75 * PAGE_WIDTH
-    figure, axes = drawing.panels(len(drawn), len(drawn), 0.24 * len(grid[0]), 0.9 + 0.15 * bool(len(absent)), width, sharey=True)
-    for ax, name in zip(axes, drawn, strict=True):
-        _share_map(ax, 100 * grid.sel(pattern=name).values, PATTERN_COLOURS[str(name)])
-        ax.set_xticks(range(grid.sizes["epsilon"]), [f"{value:g}" for value in grid["epsilon"].values])
-        ax.set_yticks(range(grid.sizes["chunk_size"]), [str(value) for value in grid["chunk_size"].values])
-        ax.set(xlabel="ε (positions)", title=f"{name} (% of chunks)")
-        _frame_choice(ax, patterns)
-    axes[0].set_ylabel("chunk size (tokens)")
-    if len(absent):
-        names = " or ".join(str(name) for name in absent)
-        figure.suptitle(f"Below half a per cent of chunks are {names}, at all sizes and ε", x=0.01, ha="left", fontsize=7)
-    return figure
+    sizes, epsilons = grid["chunk_size"].values, grid["epsilon"].values
+    size, epsilon = (patterns.attrs.get(name, np.nan) for name in ("chunk_size", "epsilon"))
+    chosen = np.argwhere((sizes == size)[:, None] & np.isclose(epsilons, epsilon)).tolist()
+    grid = grid.assign_coords(
+        epsilon=("epsilon", epsilons, {"long_name": "ε (positions)"}),
+        chunk_size=("chunk_size", sizes, {"long_name": "chunk size (tokens)"}),
+    )
+    panels, looks, absent = {}, {}, []
+    for name in map(str, grid["pattern"].values):
+        title, colour = f"{name} (% of chunks)", PATTERN_COLOURS[name]
+        if bool((grid.sel(pattern=name) >= 0.5).any()):
+            panels[title] = grid.sel(pattern=name)
+            looks[title] = {"cmap": colour_map("share", colour, darker(colour, 0.75)), "vmin": 0, "vmax": 100}
+        else:
+            absent.append(name)
+    few = f"Below half a per cent of chunks are {' or '.join(absent)}, at all sizes and ε" if absent else ""
+    return Grid("pattern_sensitivity", panels, few, ".0f", looks=looks, chosen=next(iter(chosen), None))
 
 
 def pattern_table(run: xr.DataTree) -> Table:
@@ -138,22 +147,6 @@ def pattern_table(run: xr.DataTree) -> Table:
     chunks = f"{_chunks(patterns):,} chunks in learned layers. " if "chunk_pattern" in patterns else ""
     columns, note = ("layers", "scheme", *(f"{name} (%)" for name in names)), f"{chunks}{', '.join(parameters).capitalize()}."
     return Table("patterns", "Patterns of positions inside chunks", columns, tuple(rows), note.replace(" .", ""))
-
-
-def _share_map(ax: Axes, shares: np.ndarray, colour: str) -> None:
-    colours = LinearSegmentedColormap.from_list("share", ["#FFFFFF", colour, darker(colour, 0.75)])
-    ax.imshow(shares, cmap=colours, vmin=0, vmax=100, aspect="auto")
-    lightness = colours(shares / 100)[..., :3] @ (0.3, 0.59, 0.11)
-    drawing.write_cells(ax, shares, ".0f", np.where(lightness > 0.5, "black", "white"), 6.2)
-
-
-def _frame_choice(ax: Axes, patterns: xr.Dataset) -> None:
-    size, epsilon = patterns.attrs.get("chunk_size"), patterns.attrs.get("epsilon")
-    sizes, epsilons = patterns["chunk_size"].values, patterns["epsilon"].values
-    if size is None or epsilon is None or size not in sizes or not np.isclose(epsilons, epsilon).any():
-        return
-    row, column = int(np.flatnonzero(sizes == size)[0]), int(np.flatnonzero(np.isclose(epsilons, epsilon))[0])
-    ax.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="black", linewidth=1.2, gid="choice"))
 
 
 def _write_shares(ax: Axes, shares: np.ndarray) -> None:
@@ -184,12 +177,18 @@ def _chunks(patterns: xr.Dataset) -> int:
     return int((patterns["chunk_pattern"].sel(layer=learned_layers(patterns)) >= 0).sum())
 
 
-def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
-    if not _has_chunks(run):
-        return
-    yield "pattern_shares", pattern_shares(run)
-    if bool(group(run, "patterns")["sensitivity"].notnull().any()):
-        yield "pattern_sensitivity", pattern_sensitivity(run)
+def _charts(run: xr.DataTree) -> Iterator[Chart]:
+    patterns = group(run, "patterns")
+    if _has_chunks(run):
+        yield Own("pattern_shares", partial(pattern_shares, run))
+        if bool(patterns["sensitivity"].notnull().any()):
+            yield sensitivity_grid(run)
+        shares = patterns["pattern_share"]
+        for name in shares["pattern"].values:
+            share = shares.sel(pattern=name, drop=True).assign_attrs(long_name=f"share of {name} chunks", units="1")
+            yield Heads(share, learned=True)
+    if "trend" in patterns:
+        yield Heads(over_prompts(patterns["trend"]), learned=True)
 
 
 def _has_chunks(run: xr.DataTree) -> bool:
@@ -201,16 +200,6 @@ def _not_all_monotonic(run: xr.DataTree) -> bool:
     """Whether any head has a chunk that is not strictly monotonic, as those of the token index all are."""
     shares = group(run, "patterns")["pattern_share"]
     return bool((shares.sel(pattern=[name for name in shares["pattern"].values if name != "mono"]) > 0).any())
-
-
-def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
-    patterns = group(run, "patterns")
-    shares = patterns["pattern_share"]
-    maps = [
-        HeadMap(shares.sel(pattern=name, drop=True).assign_attrs(long_name=f"share of {name} chunks", units="1"), learned=True)
-        for name in (shares["pattern"].values if _has_chunks(run) else ())
-    ]
-    return [*maps, HeadMap(over_prompts(patterns["trend"]), learned=True)] if "trend" in patterns else maps
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
@@ -234,10 +223,9 @@ VIEW = View(
     "Patterns of positions",
     "Chunks of a prompt by how positions run inside them: constant, strictly monotonic, or neither (RePo, fig. 3). A head that "
     "counts with noise is hybrid too: whether it counts is told by the rank correlation of its positions and the token index.",
-    _figures,
+    _charts,
     tables=lambda run: (pattern_table(run),) if _has_chunks(run) else (),
     findings=_findings,
-    head_maps=_head_maps,
     informative=_not_all_monotonic,
     compared=("pattern_share", "sensitivity", "trend"),
 )

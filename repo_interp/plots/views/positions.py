@@ -10,6 +10,7 @@ positions were made.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,9 @@ from matplotlib.collections import LineCollection, PolyCollection
 from repo_interp.plots.marks import drawing, reading
 from repo_interp.plots.marks.arrays import FEWEST, fences, global_range, over_prompts, ranked_heads
 from repo_interp.plots.marks.beside import name_columns
+from repo_interp.plots.marks.chart import Chart, Own
 from repo_interp.plots.marks.finding import Finding
-from repo_interp.plots.marks.heads import HeadMap
+from repo_interp.plots.marks.heads import Heads
 from repo_interp.plots.marks.runs import BESIDE, runs_of, runs_with_values, spread
 from repo_interp.plots.style import PAGE_HEIGHT, PAGE_WIDTH, PaperFigure, darker, paper_figure, scheme_colour, span_colours, style
 from repo_interp.plots.view import Beside, View
@@ -206,34 +208,37 @@ def _span_names(positions: xr.Dataset) -> list[str]:
     return [str(name) for name in positions["span"].values] if "span" in positions.coords else []
 
 
-def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
+def _charts(run: xr.DataTree) -> Iterator[Chart]:
     if not has_positions(run):
         return
-    first = int(reading.group(run, "positions")["prompt"].values[0])
+    positions = reading.group(run, "positions")
+    first = int(positions["prompt"].values[0])
     for layer, head in heads_to_show(run)[:LINES]:
-        yield f"positions_layer{layer}_head{head}", position_lines(run, layer, head, first)
-    yield "positions_of_all_heads", position_grid(run, first)
-    yield "position_ranges", position_ranges(run)
+        yield Own(f"positions_layer{layer}_head{head}", partial(position_lines, run, layer, head, first), live=True)
+    yield Own("positions_of_all_heads", partial(position_grid, run, first), live=True)
+    yield Own("position_ranges", partial(position_ranges, run))
+    yield Heads(over_prompts(positions["position_range"]), learned=True)
 
 
-def _figures_beside(tree: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
-    known = {"position", "token_count"} <= set(reading.group(tree, "positions")) and tree.attrs.get("same_prompts") == "yes"
-    if known and (figure := positions_beside(tree)) is not None:
-        yield "positions_by_token", figure
+def _charts_beside(tree: xr.DataTree) -> Iterator[Chart]:
+    positions = reading.group(tree, "positions")
+    known = {"position", "token_count"} <= set(positions) and tree.attrs.get("same_prompts") == "yes"
+    if known and bool(positions["position_range"].notnull().any()):
+        tokens = int(positions["token_count"].isel(prompt=0).max())
+        caption = f"Positions of the {tokens} tokens of the first prompt, in the heads whose positions spread most."
+        yield Own("positions_by_token", partial(positions_beside, tree), caption=caption)
 
 
 @style()
-def positions_beside(tree: xr.DataTree) -> PaperFigure | None:
+def positions_beside(tree: xr.DataTree) -> PaperFigure:
     """Positions of several runs over their first prompt, run below run, in the heads whose learned positions spread most; every panel has
-    its own range. None where no run has positions.
+    its own range.
     """
     positions, runs = reading.group(tree, "positions"), runs_of(tree)
     ranges = over_prompts(positions["position_range"])
     learned = positions["scheme"].isin(reading.LEARNED_SCHEMES)
     heads = ranked_heads((ranges.where(learned) if learned.any() else ranges).mean("run"))[:LINES]
     shown = spread(runs_with_values(positions["position"]), BESIDE)
-    if not heads or not shown:
-        return None
     tokens = reading.prompt_tokens(positions.sel(run=shown[0]), int(positions["prompt"].values[0]))
     names = reading.ordered_spans(_span_names(positions))
     figure = paper_figure(PAGE_WIDTH, 0.5 + 1.15 * len(shown))
@@ -250,7 +255,6 @@ def positions_beside(tree: xr.DataTree) -> PaperFigure | None:
     name_columns(axes[-1].tolist(), len(heads), "token index")
     figure.supylabel("position (each panel its own range)")
     drawing.legend_below(figure, drawing.span_handles(tokens.top_spans, names))
-    figure.caption = f"Positions of the {tokens.count} tokens of the first prompt, in the heads whose positions spread most."
     return figure
 
 
@@ -300,17 +304,13 @@ VIEW = View(
     "positions",
     "Positions, head by head",
     _lead,
-    _figures,
+    _charts,
     tables=lambda run: (range_table(run),) if has_positions(run) else (),
     findings=_findings,
-    head_maps=lambda run: (
-        (HeadMap(over_prompts(reading.group(run, "positions")["position_range"]), learned=True),) if has_positions(run) else ()
-    ),
     informative=_differ_from_index,
     describe=lambda run: f"Positions in {reading.checkpoint_name(run)}",
     interactive=EXPLORER,
-    live=("positions_layer*", "positions_of_all_heads"),
     compared=("position_range",),
     not_averaged=("position",),
-    beside=Beside(_figures_beside),
+    beside=Beside(_charts_beside),
 )

@@ -9,6 +9,7 @@ Draws the groups `segments` and, for one head, `positions`. Knows nothing about 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -19,8 +20,9 @@ from matplotlib.patches import Patch
 
 from repo_interp.errors import InputError
 from repo_interp.plots.marks.arrays import nanmean, over_prompts, ranked_heads
+from repo_interp.plots.marks.chart import Chart, Own
 from repo_interp.plots.marks.drawing import contiguous, counted, legend_below, name_tokens, number, scheme_handles, sparse_ticks
-from repo_interp.plots.marks.heads import HeadMap, control_handle, draw_with_control, head_grid_figure
+from repo_interp.plots.marks.heads import Heads, control_handle, draw_with_control
 from repo_interp.plots.marks.reading import group, has_groups, learned_layers, pick, prompt_tokens, schemes
 from repo_interp.plots.marks.table import Table, cells
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
@@ -113,29 +115,25 @@ def segment_scores(run: xr.DataTree, kind: str | None = None) -> PaperFigure:
     return figure
 
 
-@style()
-def segment_grid(run: xr.DataTree, kind: str | None = None) -> PaperFigure:
-    """The share of variance between segments beyond that of shuffled edges, layers by heads. Raises InputError as `segment_scores`."""
-    dataset = group(run, "segments")
-    kind = _chosen(dataset, kind)
-    return head_grid_figure(
-        _beyond_shuffled(dataset, kind).assign_attrs(long_name=f"η² of {kind} minus that of shuffled edges", units="1")
-    )
-
-
-def figures_of_segments(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
+def _charts(run: xr.DataTree) -> Iterator[Chart]:
     """Scores of all heads for every kind that there is, and for the main kind the heads that follow segments most."""
     dataset = group(run, "segments")
     kind = main_kind(dataset)
     if kind is None:
         return
     for present in dataset["kind"].values[(dataset["segment_count"] > 1).any("prompt").values]:
-        yield f"segment_scores_{present}", segment_scores(run, str(present))
-    yield f"segment_variance_{kind}", segment_grid(run, kind)
+        yield Own(f"segment_scores_{present}", partial(segment_scores, run, str(present)))
+    beyond = _beyond_shuffled(dataset, kind).assign_attrs(long_name=f"η² of {kind} minus that of shuffled edges", units="1")
+    yield Own(f"segment_variance_{kind}", Heads(beyond).figure)
     with_segments = dataset["prompt"].values[dataset["segment_count"].sel(kind=kind).values > 1]
     if has_groups(run, ["positions"]):
         for layer, head in heads_by_segments(dataset, kind)[:HEADS]:
-            yield f"segments_layer{layer}_head{head}", segment_positions(run, layer, head, int(with_segments[0]), kind)
+            draw = partial(segment_positions, run, layer, head, int(with_segments[0]), kind)
+            yield Own(f"segments_layer{layer}_head{head}", draw)
+    own = dataset.sel(kind=kind, drop=True)
+    for name, label in _SCORES.items():
+        values = over_prompts(own[name]).assign_attrs(long_name=f"{label} ({kind})", units="1")
+        yield Heads(values, over_prompts(own[f"{name}_shuffled"]))
 
 
 def heads_by_segments(dataset: xr.Dataset, kind: str) -> list[tuple[int, int]]:
@@ -192,25 +190,12 @@ def _scores_of(scores: xr.Dataset) -> str:
     return ", ".join(parts) or "no positions"
 
 
-def _head_maps(run: xr.DataTree) -> Iterator[HeadMap]:
-    """Both scores with their control, for the kind that most prompts have."""
-    dataset = group(run, "segments")
-    kind = main_kind(dataset)
-    if kind is None:
-        return
-    own = dataset.sel(kind=kind, drop=True)
-    for name, label in _SCORES.items():
-        values = over_prompts(own[name]).assign_attrs(long_name=f"{label} ({kind})", units="1")
-        yield HeadMap(values, over_prompts(own[f"{name}_shuffled"]))
-
-
 VIEW = View(
     "segments",
     "Positions and segments",
     "How far positions follow the structure of a prompt (RePo, fig. 8): the share of their variance between segments, and whether their "
     "largest jumps are at edges. Shuffled edges and the token index are the controls.",
-    figures_of_segments,
+    _charts,
     tables=lambda run: (segment_table(run),),
-    head_maps=_head_maps,
     compared=("variance_between", "boundary_f1"),
 )

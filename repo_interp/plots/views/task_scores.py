@@ -9,18 +9,21 @@ about how answers are judged.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import xarray as xr
 
 from repo_interp.errors import InputError
 from repo_interp.plots.marks.beside import maps
+from repo_interp.plots.marks.chart import Chart, Own
 from repo_interp.plots.marks.drawing import legend_below
 from repo_interp.plots.marks.finding import Finding, percent
+from repo_interp.plots.marks.grid import Grid, colour_map
 from repo_interp.plots.marks.perplexity import perplexity_by_length
 from repo_interp.plots.marks.reading import LEARNED_SCHEMES, checkpoint_name, group
 from repo_interp.plots.marks.runs import has_runs, runs_of
-from repo_interp.plots.marks.scores import draw_map, draw_scores, handles
+from repo_interp.plots.marks.scores import draw_scores, handles
 from repo_interp.plots.marks.table import Cell, Table, cells
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.plots.view import Beside, View
@@ -42,8 +45,6 @@ def task_scores(run: xr.DataTree) -> PaperFigure:
     ax.set_title(score_title(run))
     if has_runs(run):
         legend_below(figure, handles(data))
-        name = group(run, "scores")["mean_score"].attrs["long_name"]
-        figure.caption = f"{name} by test set; bars: standard error over prompts."
     return figure
 
 
@@ -56,41 +57,33 @@ def task_perplexity(run: xr.DataTree) -> PaperFigure:
     return perplexity_by_length(data.assign(score=np.exp(data["score"])), score_title(run))
 
 
-@style()
-def score_grid(run: xr.DataTree) -> PaperFigure:
+def score_grid(run: xr.DataTree) -> Grid:
     """The mean score over the task's two axes, such as depth and length, in per cent; grey where there is no prompt.
 
     Raises InputError where the task lacks two axes.
     """
-    values = _score_map(run)
-    rows, columns = (str(axis) for axis in values.dims)
-    height, width = values.shape
-    figure = paper_figure(min(PAGE_WIDTH, max(COLUMN_WIDTH, 0.7 + 0.4 * width)), 0.75 + 0.16 * height)
-    ax = figure.subplots()
-    draw_map(ax, 100 * values.values)
-    ax.set_xticks(range(width), [f"{value:,}" if np.isreal(value) else str(value) for value in values[columns].values.tolist()])
-    ax.set_yticks(range(height), [str(value) for value in values[rows].values.tolist()])
-    ax.set(xlabel=_AXES.get(columns, columns), ylabel=_AXES.get(rows, rows), title=f"{score_title(run)} (%)")
-    return figure
+    values = 100 * _score_map(run)
+    named = {axis: (axis, values[axis].values, {"long_name": _AXES.get(axis, axis)}) for axis in map(str, values.dims)}
+    title = f"{score_title(run)} (%)"
+    look = {"cmap": colour_map("score", "#9DCBE6", "#0072B2", "#003A5C"), "vmin": 0, "vmax": 100}
+    return Grid("score_map", {title: values.assign_coords(named)}, "", ".0f", look, cell=0.16)
 
 
-def figures_of_scores(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
-    """Every figure that the scores of `run` allow, with its name."""
-    yield "scores", task_scores(run)
+def _charts(run: xr.DataTree) -> Iterator[Chart]:
+    yield Own("scores", partial(task_scores, run))
     if _has_perplexity(run):
-        yield "perplexity_by_length", task_perplexity(run)
+        yield Own("perplexity_by_length", partial(task_perplexity, run))
     if _has_grid(group(run, "scores")):
-        yield "score_map", score_grid(run)
+        yield score_grid(run)
 
 
-def _figures_beside(tree: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
+def _charts_beside(tree: xr.DataTree) -> Iterator[Chart]:
     scores, runs = group(tree, "scores"), runs_of(tree)
     if runs.steps is None:
-        yield "scores_mean_score", task_scores(tree)
+        caption = f"{scores['mean_score'].attrs['long_name']} by test set; bars: standard error over prompts."
+        yield Own("scores_mean_score", partial(task_scores, tree), caption=caption)
     if "score_map" in scores and scores["score_map"].ndim == 3:
-        figure = maps(scores["score_map"], runs)
-        figure.caption = f"{scores['score_map'].attrs['long_name']}."
-        yield "scores_map", figure
+        yield Own("scores_map", partial(maps, scores["score_map"], runs), caption=f"{scores['score_map'].attrs['long_name']}.")
 
 
 _AXES = {"depth": "depth (%)", "length": "length (tokens)"}
@@ -217,10 +210,10 @@ VIEW = View(
     "scores",
     "Scores",
     "How well the checkpoint answers, by test set: the mean over prompts, with its standard error.",
-    figures_of_scores,
+    _charts,
     tables=lambda run: (score_table(run), *([map_table(run)] if _has_grid(group(run, "scores")) else [])),
     findings=_findings,
     compared=("mean_score", "log_perplexity"),
     not_averaged=("mean_score", "standard_error", "score_map"),  # those of `score`
-    beside=Beside(_figures_beside),
+    beside=Beside(_charts_beside),
 )

@@ -22,7 +22,7 @@ from repo_interp.experiments.responses import generated_responses
 from repo_interp.experiments.task_scores import task_scores
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.provenance import identity
-from repo_interp.plots.views.task_scores import figures_of_scores, map_table, score_grid, score_table, task_perplexity
+from repo_interp.plots.views.task_scores import VIEW, map_table, score_grid, score_table, task_perplexity
 from repo_interp.plots.views.task_scores import task_scores as draw_task_scores
 from repo_interp.shipped import zoo_path
 from repo_interp.store import OtherQuestion
@@ -105,7 +105,7 @@ def test_needles_are_asked_for_in_a_checkpoints_own_tokens_and_judged_as_generat
             said = bridge.tokenizer.decode(tokens[0, len(prompt.tokens) :], skip_special_tokens=True)
             assert scores["score"].values[row, place] == ri.tasks.niah_score([said], [prompt]) / 100
     assert scores["score_map"].dims == ("depth", "length")
-    assert [name for name, _ in figures_of_scores(run)] == ["scores", "score_map"]
+    assert [name for name, _ in VIEW.figures(run)] == ["scores", "score_map"]
 
 
 def test_what_a_store_keeps_of_needles_is_of_the_same_haystack(hub, tmp_path):
@@ -151,7 +151,7 @@ def test_dots_are_means_bars_their_errors_and_the_dotted_line_is_where_training_
 
 def test_the_map_writes_per_cent_and_only_where_a_task_has_two_axes(niah, reversal):
     values = niah["scores"]["score_map"]
-    texts = {text.get_position(): text.get_text() for text in score_grid(niah).axes[0].texts}
+    texts = {text.get_position(): text.get_text() for text in score_grid(niah).figure().axes[0].texts}
     assert len(texts) == int(np.isfinite(values).sum())
     assert all(texts[column, row] == f"{100 * values.values[row, column]:.0f}" for column, row in texts)
     with pytest.raises(InputError, match="two axes"):
@@ -215,8 +215,8 @@ def test_perplexity_is_drawn_for_tasks_in_nats_alone(niah):
     assert scores["mean_score"].attrs["units"] == "nat"
     line = artist(task_perplexity(run).axes[0], "perplexity language/rope").get_ydata()
     assert_allclose(line, np.exp(scores["mean_score"]))
-    assert [name for name, _ in figures_of_scores(run)] == ["scores", "perplexity_by_length"]
-    assert [name for name, _ in figures_of_scores(niah)] == ["scores", "score_map"]
+    assert [name for name, _ in VIEW.figures(run)] == ["scores", "perplexity_by_length"]
+    assert [name for name, _ in VIEW.figures(niah)] == ["scores", "score_map"]
     with pytest.raises(InputError, match="scored in nats"):
         task_perplexity(niah)
 

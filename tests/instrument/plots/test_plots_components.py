@@ -213,7 +213,7 @@ def test_a_pair_of_tokens_adds_up_to_its_logit_and_turns_are_shares_in_per_cent(
 
 def test_a_run_gets_the_figures_that_it_allows():
     def names(run):
-        return [name for _, name, _ in figures_of(run)]
+        return [one.name for one in figures_of(run)]
 
     plain = ["logit_by_distance", "components_by_distance", "component_vaf"]
     assert names(as_run(components())) == plain

@@ -16,7 +16,6 @@ from repo_interp.plots import (
     head_grid,
     heads_ranked,
     mass_by_span,
-    mass_grid,
     pattern_sensitivity,
     pattern_shares,
     position_grid,
@@ -27,6 +26,7 @@ from repo_interp.plots import (
 from repo_interp.plots.catalogue import figures_of, tables
 from repo_interp.plots.pages.report import write_report
 from repo_interp.plots.style import PATTERN_COLOURS, SCHEME_COLOURS, paper_figure, style
+from repo_interp.plots.views.attention_mass import VIEW
 from repo_interp.plots.views.ranges import heads_to_show
 
 
@@ -266,7 +266,7 @@ def test_heads_are_ranked_by_mass_and_coloured_by_scheme(small):
     assert_allclose(np.asarray(curve.get_offsets())[:, 1], np.sort(mass.values.ravel())[::-1])
     expected = (small["positions"]["span_mask"].sel(span="needle") > 0).sum("token").mean() / 96
     assert_allclose(starting(figure, "chance")[0].get_xdata(), 100 * float(expected))
-    assert_allclose(mass_grid(small).axes[0].images[0].get_array(), mass)
+    assert_allclose(dict(VIEW.figures(small))["heads_map"].axes[0].images[0].get_array(), mass)
 
 
 def test_head_grid_draws_values_with_name_and_units_diverges_from_zero_and_leaves_out_nan(small):
