@@ -24,14 +24,24 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, TwoSlopeNorm
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from repo_interp.plots.marks import drawing
 from repo_interp.plots.marks.arrays import nanmean, over_prompts
 from repo_interp.plots.marks.chart import Own
 from repo_interp.plots.marks.grid import draw_cells, reach, scale
-from repo_interp.plots.marks.reading import axis_name, ordered_spans, unit_label
+from repo_interp.plots.marks.reading import axis_label, axis_name, ordered_spans, unit_label
 from repo_interp.plots.marks.runs import BESIDE, Runs, runs_with_values, spread
-from repo_interp.plots.style import PAGE_WIDTH, PATTERN_COLOURS, PaperFigure, darker, paper_figure, span_colours, style
+from repo_interp.plots.style import (
+    PAGE_WIDTH,
+    PATTERN_COLOURS,
+    PaperFigure,
+    darker,
+    paper_figure,
+    scheme_colour,
+    span_colours,
+    style,
+)
 
 PANELS, COLUMNS = 8, 4
 """Panels of layers, and how many in a row; of more layers the first, the last and some between are drawn."""
@@ -39,13 +49,16 @@ NAMES = 16
 """Most names of an axis in one figure."""
 LOG_ABOVE, LOG_BELOW = 50.0, 1e5
 """Ratios of the largest to the smallest value, all positive, between which a scale is logarithmic."""
+ALIKE = 8.0
+"""Largest over smallest range of panels up to which they share an axis."""
 LINE = 0.8
 """Share of its light that a colour for areas keeps where it is a line's."""
 _LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#804020", "#4B2BD6", "#56B4E9", "#5A5A5A")
 
 
-def charts_of(name: str, array: xr.DataArray, runs: Runs) -> Iterator[Own]:
-    """The charts of `array` [run, ...] by the rule of the module; their names begin with `name`.
+def charts_of(name: str, array: xr.DataArray, runs: Runs, live: bool = False) -> Iterator[Own]:
+    """The charts of `array` [run, ...] by the rule of the module; their names begin with `name`. A coordinate `error` is drawn as
+    bars.
 
     Nothing where no rule fits, or fewer than two of several runs have a value.
     """
@@ -56,11 +69,12 @@ def charts_of(name: str, array: xr.DataArray, runs: Runs) -> Iterator[Own]:
     heads = [dim for dim in ("layer", "head") if dim in values.dims]
     names = [dim for dim in values.dims if dim not in ("run", *heads) and values[dim].dtype.kind in "OUST"]
     for dim in [dim for dim in names if runs.steps is None and all(str(label).isdecimal() for label in values[dim].values)]:
-        values = values.assign_coords({dim: values[dim].values.astype(int)}).sortby(dim)  # lengths, as test sets are called
+        named = (dim, values[dim].values.astype(int), values[dim].attrs)
+        values = values.assign_coords({dim: named}).sortby(dim)  # lengths, as test sets are called
         names.remove(dim)
     numbers = [dim for dim in values.dims if dim not in ("run", *heads, *names)]
     for suffix, draw, of in _drawn(values, runs, heads, names, numbers):
-        yield Own("_".join(filter(None, (name, suffix))), draw, caption=f"{caption[:1].upper()}{caption[1:]}{of}.")
+        yield Own("_".join(filter(None, (name, suffix))), draw, live, f"{caption[:1].upper()}{caption[1:]}{of}.")
 
 
 def _drawn(
@@ -97,6 +111,10 @@ def _drawn(
                 named = _named(values, apart, label)
                 if np.isfinite(named.values).any():
                     yield str(label), partial(lines, named, runs, x, panel=panel), f": {apart} {label}"
+
+
+def _panels_of(values: xr.DataArray, panel: Hashable | None, labels: list[Any]) -> list[np.ndarray]:
+    return [values.values if label is None else values.sel({panel: label}).values for label in labels]
 
 
 def _named(values: xr.DataArray, axis: Hashable, label: Any) -> xr.DataArray:
@@ -175,16 +193,23 @@ def lines(
     if x == "run" and runs.steps is not None:
         steps = [runs.steps[runs.names.index(str(name))] for name in values["run"].values]
         values = values.assign_coords(run=("run", steps, {"long_name": "training step"}))
-    places = values[x].values.astype(float)
+    places, of_scheme = values[x].values.astype(float), len(looks) == 1 and panel == "layer" and "scheme" in values.coords
     width = PAGE_WIDTH if len(labels) > 2 else 0.55 * PAGE_WIDTH * len(labels)
-    figure, axes = drawing.panels(len(labels), COLUMNS, 1.7 if len(labels) == 1 else 1.35, 0.75, width, sharex=True, sharey=True)
+    spans = [float(np.ptp(part[np.isfinite(part)])) for part in _panels_of(values, panel, labels) if np.isfinite(part).any()]
+    alike = not spans or max(spans) <= ALIKE * min(spans)
+    figure, axes = drawing.panels(len(labels), COLUMNS, 1.7 if len(labels) == 1 else 1.35, 0.75, width, sharex=True, sharey=alike)
     for label, ax in zip(labels, axes, strict=True):
         of_panel = values if label is None else values.sel({panel: label})
         for name, look in looks.items():
-            of_line = (of_panel if name is None else of_panel.sel({line: name})).transpose(x, ...).values.reshape(len(places), -1)
+            chosen = (of_panel if name is None else of_panel.sel({line: name})).transpose(x, ...)
+            of_line = chosen.values.reshape(len(places), -1)
             known = np.isfinite(of_line).any(axis=1)
             if known.any():
+                look = look | ({"color": scheme_colour(str(chosen["scheme"].item()))} if of_scheme else {})
                 _line(ax, places[known], of_line[known], look, str(label if name is None else name))
+            if "error" in chosen.coords:
+                ends = chosen.values + np.multiply.outer((-1, 1), chosen["error"].values)
+                ax.vlines(places, *ends, color=look["color"], linewidth=0.7, gid=f"error {name}")
         ax.set_title("" if label is None else f"{axis_name(panel)} {label}")
         ax.grid(axis="y")
         if x == "run" and is_logarithmic(values.values):
@@ -192,15 +217,19 @@ def lines(
             drawing.plain_decades(ax.yaxis)
         else:
             ax.locator_params(axis="y", nbins=5)
-        if x != "run" and 3 <= len(places) <= 10 and places.min() > 0 and places.max() / places.min() >= 8:
-            ax.set_xscale("log")
-            ax.set_xticks(places, [f"{value:g}" for value in places])
-            ax.minorticks_off()
-    name_columns(axes, COLUMNS, unit_label("training step" if x == "run" else axis_name(x), values[x]))
+        if x != "run" and (places == places.round()).all():
+            ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        if x != "run" and 1 < len(places) <= 10 and places.min() > 0 and places.max() / places.min() >= 4:
+            drawing.double_axis(ax, places)
+        if "limits" in values.attrs:
+            ax.set_ylim(*values.attrs["limits"])
+        if "training_length" in values.attrs:
+            drawing.training_line(ax, values.attrs["training_length"])
+    name_columns(axes, COLUMNS, "training step" if x == "run" else axis_label(values, str(x)))
     figure.supylabel(str(values.attrs.get("units", "")).removesuffix("1") or axis_name(values.name))
     some = f"{len(labels)} of {values.sizes[panel]} {axis_name(panel)}s" if panel and len(labels) < values.sizes[panel] else ""
     name_figure(figure, _title(values), "; ".join(filter(None, [_averaged_over(values, x, panel, line), some])))
-    if line is not None:
+    if line is not None and (line != "run" or len(runs.names) > 1):
         handles = [Line2D([], [], markersize=3, **look) for look in looks.values()]
         drawing.legend_below(figure, runs.handles([*map(str, looks)]) if line == "run" else handles)
     return figure
@@ -221,6 +250,9 @@ def dots(values: xr.DataArray, runs: Runs, axis: Hashable) -> PaperFigure:
         y = np.arange(len(names)) + 0.7 * ((row + 0.5) / len(shown) - 0.5)
         if flat.shape[2] > 1:
             ax.hlines(y, *_quartiles(flat[row]), color=look["color"], linewidth=1.4, alpha=0.45, gid=f"middle half {name}")
+        if "error" in values.coords:
+            error = values["error"].transpose("run", axis).values[row]
+            ax.hlines(y, means[row] - error, means[row] + error, color=look["color"], linewidth=0.7, gid=f"error {name}")
         ax.plot(means[row], y, look["marker"], color=look["color"], markersize=3.6, gid=f"mean {name}")
     ax.set_yticks(range(len(names)), names)
     ax.set(ylim=(len(names) - 0.5, -0.5), xlabel=unit_label(axis_name(values.name), values))
@@ -230,7 +262,9 @@ def dots(values: xr.DataArray, runs: Runs, axis: Hashable) -> PaperFigure:
         ax.set_xlim(float(np.nanmin(means)) / 3, float(np.nanmax(flat)) * 1.5)
     ax.grid(axis="x")
     name_figure(figure, str(values.attrs.get("long_name", values.name)), _averaged_over(values, axis, None))
-    drawing.legend_below(figure, [Line2D([], [], markersize=3.6, **{**runs.looks[name], "linestyle": "none"}) for name in shown])
+    if len(shown) > 1:
+        handles = [Line2D([], [], markersize=3.6, **{**runs.looks[name], "linestyle": "none"}) for name in shown]
+        drawing.legend_below(figure, handles)
     return figure
 
 
@@ -271,7 +305,9 @@ def _looks(values: xr.DataArray, runs: Runs, line: Hashable | None) -> dict[str 
         return {None: {**look, "color": runs.looks[str(values["run"].values[-1])]["color"]}}
     names = names_along(values, line)
     names = [name for name in names if line != "span" or "." not in name] or names
-    known = span_colours(names) if line == "span" else PATTERN_COLOURS if line == "pattern" else {}
+    known = (
+        span_colours(names) if line == "span" else PATTERN_COLOURS if line == "pattern" else values[line].attrs.get("colours", {})
+    )
     fixed = {name: darker(colour, LINE) for name, colour in known.items()}
     return {
         name: {**look, "color": fixed.get(name, _LINES[place % len(_LINES)]), "label": name} for place, name in enumerate(names)

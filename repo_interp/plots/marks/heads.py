@@ -108,30 +108,40 @@ def head_grid_figure(values: xr.DataArray) -> PaperFigure:
     return figure
 
 
-def draw_with_control(ax: Axes, scores: xr.DataArray, control: xr.DataArray) -> Axes:
-    """Draw `scores` and `control` [layer, head], shares of 1, on `ax`; layers without scores are marked "none"."""
-    named = schemes(scores)
-    values, below = scores.transpose("layer", "head").values, control.transpose("layer", "head").values
-    half = 0.45 * min(0.28, 0.72 / max(1, values.shape[1] - 1))
-    for place, (scheme, own, controls) in enumerate(zip(named.values(), values, below, strict=True)):
-        known = np.isfinite(own)
+def draw_by_head(
+    ax: Axes,
+    values: xr.DataArray,
+    control: xr.DataArray | None = None,
+    ends: tuple[xr.DataArray, xr.DataArray] | None = None,
+    nothing: str = "none",
+) -> Axes:
+    """Draw `values` [layer, head] on `ax` as dots, heads from left to right within their layer; layers without any say `nothing`.
+
+    A grey bar is the `control` of a head; a thin line goes from the first to the second of `ends`.
+    """
+    named = schemes(values)
+    parts = [part.transpose("layer", "head").values for part in (values, *([] if control is None else [control]), *(ends or ()))]
+    heads = values.sizes["head"]
+    offsets = np.linspace(-0.36, 0.36, heads) if heads > 1 else np.zeros(1)
+    half = 0.45 * min(0.28, 0.72 / max(1, heads - 1))
+    for place, (scheme, *of_layer) in enumerate(zip(named.values(), *parts, strict=True)):
+        known, colour = np.isfinite(of_layer[0]), scheme_colour(scheme)
         if not known.any():
-            drawing.say(ax, "none", place)
+            drawing.say(ax, nothing, place)
             continue
-        x, own, controls = place + head_offsets(len(own), 0.36)[known], own[known], controls[known]
-        ax.hlines(controls, x - half, x + half, color=CONTROL, linewidth=1.4, gid=f"control {place}")
-        ax.vlines(x, controls, own, color=CONTROL, linewidth=0.5, zorder=1)
-        ax.plot(x, own, "o", color=scheme_colour(scheme), markersize=3.2, markeredgewidth=0, gid=f"heads {place}")
-    drawing.name_ticks(ax.xaxis, named, 24)
-    ax.set(xlabel="layer", xlim=(-0.6, len(named) - 0.4), ylim=(-0.02, 1.04))
+        x, (own, *others) = place + offsets[known], (part[known] for part in of_layer)
+        if control is not None:
+            ax.hlines(others[0], x - half, x + half, color=CONTROL, linewidth=1.4, gid=f"control {place}")
+            ax.vlines(x, others[0], own, color=CONTROL, linewidth=0.5, zorder=1)
+        if ends is not None:
+            ax.vlines(x, *others[-2:], color=colour, alpha=0.45, linewidth=0.6)
+        size = 3.0 if heads <= 16 else 1.8
+        ax.plot(x, own, "o", color=colour, markersize=size, markeredgewidth=0, gid=f"heads {place}")
+    drawing.name_ticks(ax.xaxis, named, 32)
+    ax.set(xlabel="layer", xlim=(-0.6, len(named) - 0.4))
     ax.grid(axis="y")
     drawing.scheme_swatches(ax, named, "x")
     return ax
-
-
-def head_offsets(heads: int, reach: float) -> np.ndarray:
-    """Places [head] of the heads of a layer about its own place, from -`reach` to `reach`."""
-    return np.linspace(-reach, reach, heads) if heads > 1 else np.zeros(1)
 
 
 def control_handle(label: str) -> Line2D:

@@ -18,6 +18,7 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.lines import Line2D
 
 from repo_interp.plots.marks import scores
+from repo_interp.plots.marks.reading import LEARNED_SCHEMES, checkpoint_name
 from repo_interp.plots.style import scheme_name
 from repo_interp.run import require_run
 
@@ -44,6 +45,16 @@ class Runs:
     def title(self, name: str) -> str:
         """The title of the panel of a run."""
         return str(self.looks[name]["label"])
+
+
+def alone(run: xr.DataTree, array: xr.DataArray) -> tuple[xr.DataArray, Runs]:
+    """`array` of a single run with an axis `run`, and that run: with the colour of the scheme that learns positions, else of the most
+    frequent one.
+    """
+    name, layout = checkpoint_name(run), str(run.attrs.get("layout", "")).split(",")
+    scheme = next((scheme for scheme in layout if scheme in LEARNED_SCHEMES), max(layout, key=layout.count))
+    look = {"color": scores.layout_colour(scheme), "linestyle": "-", "marker": "o", "label": name}
+    return array.expand_dims(run=[name]), Runs((name,), (scheme,), {name: look}, None)
 
 
 def has_runs(run: xr.DataTree) -> bool:

@@ -12,20 +12,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib.resources import files
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from repo_interp.plots.marks.arrays import digits_of, nanmean, ranked_heads
+from repo_interp.plots.marks.beside import charts_of, lines
 from repo_interp.plots.marks.chart import Chart, Own
 from repo_interp.plots.marks.finding import Finding, percent
+from repo_interp.plots.marks.grid import Grid, colour_map
 from repo_interp.plots.marks.head_charts import HeadCurves
-from repo_interp.plots.marks.reading import group, layer_scheme, learned_layers, schemes, unit_label
+from repo_interp.plots.marks.reading import group, layer_scheme, learned_layers, unit_label
+from repo_interp.plots.marks.runs import alone
 from repo_interp.plots.marks.table import Table, table_of
 from repo_interp.plots.view import Interactive, PageOptions, View
 from repo_interp.plots.views import component_curves as by_distance
-from repo_interp.plots.views.component_shares import turn_histogram, vaf_by_component
 
 POINTS = 256
 """Distances of a curve in the page."""
@@ -37,8 +40,10 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     """Logit by distance; where layers rotate, components by distance and their VAF; turns where positions are learned."""
     components = group(run, "components")
     logits, at = components["logit_by_distance"], components["distance"].values
-    if len(at) > 1:  # else every prompt is a single token
-        yield Own("logit_by_distance", partial(by_distance.logit_by_distance, logits_by_scheme(run)), live=True)
+    if len(at) > 1:  # else every prompt is a single token; a token with itself would set the scale, as would the last few pairs
+        last = at[-1] - len(at) // by_distance.FEW_PAIRS
+        apart = logits.sel(distance=slice(1, last)).assign_attrs(training_length=training_length(run))
+        yield from charts_of("logit_by_distance", *alone(run, apart), live=True)
     if layers := rotating_layers(components):
         own = components.sel(layer=layers)
         band = bands(components, layers[0])
@@ -48,17 +53,46 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
         if curves.sizes["distance"] > 1:
             shown = band.assign(component_by_distance=curves)
             yield Own("components_by_distance", partial(by_distance.component_curves, shown, windowed), live=True)
-        vaf = band.assign(vaf=vaf_of_heads(own).median(("layer", "head")).expand_dims(weights=["trained"]))
-        title = f"of all pairs' logits, median over heads\n{windowed}".rstrip()
-        yield Own("component_vaf", partial(vaf_by_component, vaf, title), live=True)
+        colours = {name: by_distance.BAND_COLOURS[kind] for kind, name in by_distance.BAND_NAMES.items()}
+        named = xr.DataArray([*colours], dims="band", attrs={"colours": colours})
+        kinds = xr.DataArray(named_bands(band), dims="component")
+        title = f"VAF of all pairs' logits{f', {windowed}' if windowed else ''}"
+        vaf = vaf_of_heads(own).assign_attrs(long_name=title, units="%").where(kinds == named).assign_coords(band=named)
+        draw = partial(lines, *alone(run, vaf), "component", "band", "layer")
+        yield Own("component_vaf", draw, live=True)
         if curves.sizes["distance"] > BEYOND * length:
             shown = own[["component_by_distance"]].assign(logit_by_distance=own["logit_by_distance"].mean("head"))
             draw = partial(by_distance.beyond_training_length, shown.assign(band.data_vars), length)
             yield Own("beyond_training_length", draw)
-    if (turned := turns_of_learned(components)) is not None:
-        yield Own("component_turns", partial(turn_histogram, turned))
+    if learned := learned_layers(components):
+        yield _turns(components, learned)
     curves = {"mean logit": logits}
     yield HeadCurves("Mean logit by distance, chosen head", "distance (tokens)", unit_label("logit", logits), at, curves)
+
+
+def _turns(components: xr.Dataset, layers: list[int]) -> Grid:
+    """Shares of pairs by the angle that they turn a component, the mean over heads that learn positions; angles that none turns by
+    are left out.
+    """
+    share = 100 * components["turn_share"].sel(layer=layers).mean(("layer", "head")).transpose("turn", "component")
+    last = 1 + int(np.flatnonzero((share > 0).any("component")).max(initial=0))
+    ends = np.append(share["turn"].values, np.inf)[: last + 1]
+    names = [f"{start:.3g} to {end:.3g}" for start, end in pairwise(ends / np.pi)]
+    named = share[:last][::-1].assign_coords(turn=("turn", names[::-1], {"long_name": "angle θ |Δz| (degrees)"}))
+    look = {"cmap": colour_map("turns", "#9DCBE6", "#0072B2", "#003A5C"), "vmin": 0, "vmax": 100}
+    return Grid(
+        "component_turns",
+        {"Pairs by the angle that they turn a component": named},
+        "",
+        "",
+        look,
+        bar={"label": "share of pairs (%)"},
+    )
+
+
+def named_bands(band: xr.Dataset) -> list[str]:
+    """The names of the bands of all components."""
+    return [by_distance.BAND_NAMES[kind] for kind in by_distance.band_of(band)]
 
 
 def component_table(run: xr.DataTree) -> Table:
@@ -70,7 +104,7 @@ def component_table(run: xr.DataTree) -> Table:
     layers = rotating_layers(components)
     band = bands(components, layers[0])
     shares = vaf_of_heads(components).sel(layer=layers).median(("layer", "head"))
-    kinds = [by_distance.BAND_NAMES[kind].removesuffix(" frequency") for kind in by_distance.band_of(band)]
+    kinds = [name.removesuffix(" frequency") for name in named_bands(band)]
     theta = band["frequency"]
     columns = [
         ("theta (rad per position)", theta),
@@ -162,28 +196,6 @@ def band_length(components: xr.Dataset, layer: int) -> int:
     """L of the bands of a layer, in tokens; of a run that does not say it, the training length."""
     known = "band_length" in components
     return int(components["band_length"].sel(layer=layer)) if known else int(components.attrs["training_length"])
-
-
-def logits_by_scheme(run: xr.DataTree) -> xr.DataArray:
-    """Mean logit [checkpoint, weights, length, distance] as `logit_by_distance` draws it: one "checkpoint" per scheme."""
-    components = group(run, "components")
-    named = schemes(components)
-    kinds, layers = list(dict.fromkeys(named.values())), np.array(list(named))
-    of_kinds = [layers[[scheme == kind for scheme in named.values()]] for kind in kinds]
-    curves = [components["logit_by_distance"].sel(layer=of_kind).mean(("layer", "head")) for of_kind in of_kinds]
-    stacked = xr.concat(curves, dim=xr.IndexVariable("checkpoint", kinds))
-    stacked = stacked.expand_dims(weights=["trained"], length=[stacked.sizes["distance"]])
-    trained = training_length(run)
-    return stacked.assign_coords(scheme=("checkpoint", kinds), training_length=("checkpoint", [trained] * len(kinds)))
-
-
-def turns_of_learned(components: xr.Dataset) -> xr.Dataset | None:
-    """`turn_share` [component, turn], the mean over heads that learn positions, and `turn_upper`; None where none does."""
-    layers = learned_layers(components)
-    if not layers:
-        return None
-    share = components["turn_share"].sel(layer=layers).mean(("layer", "head"))
-    return bands(components, layers[0]).assign(turn_share=share, turn_upper=components["turn_upper"])
 
 
 def _lead(run: xr.DataTree) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
 from matplotlib.colors import LinearSegmentedColormap, Normalize
@@ -36,7 +37,7 @@ METHOD_NAMES = {"plain": "plain", "lm_infinite": "LM-Infinite", "interpolation":
 FLOOR: dict[str, Any] = {"color": "#9A9A9A", "linewidth": 0.8, "linestyle": (0, (3, 2)), "zorder": 0}
 LOG_ABOVE = 20.0
 """Largest over smallest KL of a layer, or of a length, from which the axis is logarithmic: on a linear one all others would lie at 0."""
-_ABOVE = {"KL above noise": "kl_above_noise", "from": "kl_above_noise_low", "to": "kl_above_noise_high"}
+_ABOVE = {"kl_above_noise": "KL above noise", "kl_above_noise_low": "from", "kl_above_noise_high": "to"}
 TRACE_COLUMNS = 4
 """Queries per row."""
 
@@ -48,44 +49,54 @@ def extrapolation_by_length(run: xr.DataTree) -> PaperFigure:
     Raises InputError when the run has no extrapolation.
     """
     dataset = group(run, "extrapolation")
-    kl = dataset["kl"].transpose("method", "length", "layer")
-    lengths = dataset["length"].values
+    kl, lengths = dataset["kl"].transpose("method", "length", "layer"), dataset["length"].values
+    named, nats = schemes(dataset), dataset["log_perplexity"]
+    judged = f"log perplexity, last {dataset.attrs['judged']} tokens"
+    panels = {
+        "kl": (unit_label("KL of attention outputs", kl), lengths, kl.mean("layer")),
+        "log perplexity": (unit_label(judged, nats), lengths, nats),
+        "layers": (unit_label(f"KL at {lengths[-1]:,} tokens", kl), np.arange(len(named)), kl[:, -1]),
+    }
     figure = paper_figure(PAGE_WIDTH, 2.2)
-    by_length, perplexity, by_layer = figure.subplots(1, 3)
-    floor = kl.sel({"method": "plain"}).values[0] if "plain" in kl["method"].values else None
-    for method, values in zip(kl["method"].values, kl.values, strict=True):
-        if floor is not None and "kl_above_noise" in dataset:
-            low, high = (floor.mean() + dataset[f"kl_above_noise_{end}"].sel({"method": method}) for end in ("low", "high"))
-            by_length.vlines(lengths, low, high, color=_look(str(method))["color"], linewidth=0.7, gid=f"interval {method}")
-        look = _look(str(method))
-        by_length.plot(lengths, values.mean(-1), **look, gid=f"kl {method}")
-        by_layer.plot(range(values.shape[1]), values[-1], **look, gid=f"layers {method}")
-        nats = dataset["log_perplexity"].sel({"method": method}).values
-        perplexity.plot(lengths, nats, **look, gid=f"log perplexity {method}")
-    if floor is not None:
-        by_length.axhline(floor.mean(), **FLOOR, gid="noise")
-        by_layer.plot(range(len(floor)), floor, **FLOOR, gid="noise by layer")
-    by_length.set_title(unit_label("KL of attention outputs", kl))
-    perplexity.set_title(unit_label(f"log perplexity, last {dataset.attrs['judged']} tokens", dataset["log_perplexity"]))
-    by_layer.set_title(unit_label(f"KL at {lengths[-1]:,} tokens", kl))
-    for ax in (by_length, perplexity):
-        length_axis(ax, lengths, int(dataset.attrs["training_length"]), "length (tokens)")
-    by_layer.set(xlim=(-0.5, kl.sizes["layer"] - 0.5), xlabel="layer")
-    for ax, values in ((by_length, kl.values.mean(-1)), (by_layer, kl.values[:, -1])):
-        if values.min() > 0 and values.max() > LOG_ABOVE * values.min():
-            ax.set_yscale("log")
-            if values.max() < 100 * values.min():  # else a single decade could be all that is named
-                ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-            plain_decades(ax.yaxis)
+    axes = dict(zip(panels, figure.subplots(1, 3), strict=True))
+    floor = kl.sel({"method": "plain"})[0] if "plain" in kl["method"].values else None
+    for name, (title, x, values) in panels.items():
+        ax = axes[name]
+        for method in map(str, kl["method"].values):
+            ax.plot(x, values.sel({"method": method}).values, **_look(method), gid=f"{name} {method}")
+        ax.set_title(title)
+        if name == "layers":
+            ax.set(xlim=(-0.5, len(named) - 0.5), xlabel="layer")
+            ax.grid(axis="y")
         else:
-            ax.set_ylim(0, None)
-    name_ticks(by_layer.xaxis, kl["layer"].values, 8)
-    scheme_swatches(by_layer, schemes(dataset), "x")
-    by_layer.grid(axis="y")
+            length_axis(ax, lengths, int(dataset.attrs["training_length"]), "length (tokens)")
+        if name != "log perplexity":
+            _scale(ax, values.values)
+    name_ticks(axes["layers"].xaxis, named, 8)
+    scheme_swatches(axes["layers"], named, "x")
     handles = [Line2D([], [], **_look(str(name)), label=METHOD_NAMES.get(str(name), str(name))) for name in kl["method"].values]
-    noise = [] if floor is None else [Line2D([], [], **FLOOR, label=f"plain at {lengths[0]:,} tokens: noise of the fit")]
-    legend_below(figure, [*handles, *noise])
+    if floor is not None:
+        axes["kl"].axhline(floor.mean(), **FLOOR, gid="noise")
+        axes["layers"].plot(range(len(floor)), floor, **FLOOR, gid="noise by layer")
+        handles.append(Line2D([], [], **FLOOR, label=f"plain at {lengths[0]:,} tokens: noise of the fit"))
+        for method in map(str, kl["method"].values) if "kl_above_noise" in dataset else ():
+            low, high = (
+                float(floor.mean()) + dataset[f"kl_above_noise_{end}"].sel({"method": method}) for end in ("low", "high")
+            )
+            axes["kl"].vlines(lengths, low, high, color=_look(method)["color"], linewidth=0.7, gid=f"interval {method}")
+    legend_below(figure, handles)
     return figure
+
+
+def _scale(ax: Axes, values: np.ndarray) -> None:
+    """A logarithmic axis where values differ much, else one from 0 on."""
+    if values.min() > 0 and values.max() > LOG_ABOVE * values.min():
+        ax.set_yscale("log")
+        if values.max() < 100 * values.min():  # else a single decade could be all that is named
+            ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        plain_decades(ax.yaxis)
+    else:
+        ax.set_ylim(0, None)
 
 
 @style()
@@ -131,7 +142,8 @@ def extrapolation_table(run: xr.DataTree) -> Table:
     kl = dataset["kl"].transpose("method", "length", "layer")
     metric, prompts = str(dataset.attrs["metric"]), int(dataset.attrs["prompts"])
     columns = [("KL", kl.mean("layer"))]
-    columns += [(title, dataset[name].mean("layer")) for title, name in _ABOVE.items() if name in dataset]
+    above = dataset[[name for name in _ABOVE if name in dataset]]
+    columns += [(_ABOVE[name], array.mean({*array.dims} - {"method", "length"})) for name, array in above.items()]
     columns += [("KL, last layer", kl[..., -1]), ("log perplexity there", dataset["log_perplexity"])]
     columns += [(metric, dataset["task_score"]), ("its standard error", dataset["task_score_error"])]
     note = (

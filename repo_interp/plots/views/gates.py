@@ -24,7 +24,7 @@ from repo_interp.plots.marks.arrays import heads_where, over_prompts, ranked_hea
 from repo_interp.plots.marks.chart import Chart, Own
 from repo_interp.plots.marks.drawing import colour_bar, counted, legend_below, name_tokens, panels, scheme_handles, thin
 from repo_interp.plots.marks.finding import Finding, heads_named, percent
-from repo_interp.plots.marks.heads import Heads, control_handle, draw_with_control
+from repo_interp.plots.marks.heads import Heads, control_handle, draw_by_head
 from repo_interp.plots.marks.reading import described_prompts, group, layer_colour, layer_scheme, pick, prompt_tokens, schemes
 from repo_interp.plots.marks.table import Table, table_of
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, darker, paper_figure, style
@@ -148,7 +148,7 @@ def gate_scores(run: xr.DataTree) -> PaperFigure:
         raise InputError("no prompt of this run has separators or segments; give prompts with text, or with a span separator")
     figure, axes = panels(len(shown), COLUMNS, 1.75, 0.6, sharey=True)
     for ax, (label, scores, control) in zip(axes, shown, strict=True):
-        draw_with_control(ax, over_prompts(scores), over_prompts(control))
+        draw_by_head(ax, over_prompts(scores), over_prompts(control)).set_ylim(-0.02, 1.04)
         finite: Any = np.isfinite(scores)
         ax.set_title(f"{label} ({counted(int(finite.any(('layer', 'head')).sum()), 'prompt')})")
     for ax in axes[::COLUMNS]:

@@ -18,7 +18,8 @@ from repo_interp.plots.marks.beside import charts_of, lines
 from repo_interp.plots.marks.chart import Chart, Own
 from repo_interp.plots.marks.drawing import counted, number
 from repo_interp.plots.marks.finding import Finding, heads_named
-from repo_interp.plots.marks.heads import MISSING, Heads, head_rows
+from repo_interp.plots.marks.grid import MISSING
+from repo_interp.plots.marks.heads import Heads, head_rows
 from repo_interp.plots.marks.reading import LEARNED_SCHEMES, group, schemes
 from repo_interp.plots.marks.runs import runs_of, spread
 from repo_interp.plots.marks.table import Table

@@ -22,15 +22,15 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Arc, Circle
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.arrays import heads_where, ranked_heads
+from repo_interp.plots.marks.arrays import heads_of, heads_where, ranked_heads
 from repo_interp.plots.marks.chart import Chart, Own
 from repo_interp.plots.marks.drawing import note, number
+from repo_interp.plots.marks.grid import Grid
 from repo_interp.plots.marks.head_charts import HeadArrows, HeadNumber
 from repo_interp.plots.marks.reading import group, layer_colour, layer_scheme, pick, schemes
 from repo_interp.plots.marks.runs import spread
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_HEIGHT, PAGE_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.plots.view import View
-from repo_interp.plots.views.component_shares import pair_norms
 from repo_interp.plots.views.three_axis import correlation_maps, correlation_tables
 
 CORRELATIONS = {"closed_form_r": "r of the closed form f + g"}
@@ -49,6 +49,8 @@ TITLE = (
 ADDS = "adds to the logit at distance 0 (logits)"
 SHORT = 0.15
 """Share of half a panel below which an arrow has no number."""
+MOST_ROWS = 72
+"""Heads whose norms get a row each; with more, a row is a layer's mean."""
 COLUMNS = 4
 """Heads per row in a figure of many."""
 OTHERS = "#8A8A8A"
@@ -171,13 +173,32 @@ def _correlation(dataset: xr.Dataset, layer: int, head: int) -> str:
     return f", r = {number(float(known.mean()))}{some}" if known.size else ""
 
 
+def _norms(pairs: xr.Dataset) -> Grid:
+    """Mean norms of the pairs of queries and keys: a row per head of the layers that rotate, of many heads per layer."""
+    rotating = pairs.isel(layer=np.flatnonzero(pairs["query_norm"].notnull().all(("head", "component"))))
+    few = rotating.sizes["layer"] * rotating.sizes["head"] <= MOST_ROWS
+    names = (
+        [f"L{layer} H{head}" for layer, head in heads_of(rotating)]
+        if few
+        else [f"L{layer}" for layer in rotating["layer"].values]
+    )
+    panels = {}
+    for title, name in (("queries", "query_norm"), ("keys", "key_norm")):
+        norms = rotating[name].transpose("layer", "head", "component")
+        rows = norms.values.reshape(-1, norms.shape[-1]) if few else norms.mean("head").values
+        labels = {f"{'head' if few else 'layer'}": names, "component": norms["component"].values}
+        panels[title] = xr.DataArray(rows, labels, tuple(labels))
+    bar = {"label": "mean norm, one scale for both"}
+    return Grid("pair_norms", panels, pattern="", bar=bar, cell=0.055 if few else 0.15, width=COLUMN_WIDTH)
+
+
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
     """Norms of the rotary pairs; fig. 4 of the head that slow dominating components carry most, and fig. 9, where layers rotate; r of
     the closed form by head, and the mean pairs of the chosen head as arrows.
     """
     pairs = group(run, "rotation")
     if bool(pairs["query_norm"].notnull().any()):
-        yield Own("pair_norms", partial(pair_norms, pairs))
+        yield _norms(pairs)
     chosen = head_to_show(pairs)
     if chosen is not None and rotating_heads(pairs):
         yield Own(f"rotating_pairs_layer{chosen[0]}_head{chosen[1]}", partial(rotating_pairs, run, *chosen), live=True)

@@ -22,7 +22,7 @@ from repo_interp.errors import InputError
 from repo_interp.plots.marks.arrays import nanmean, over_prompts, ranked_heads
 from repo_interp.plots.marks.chart import Chart, Own
 from repo_interp.plots.marks.drawing import contiguous, counted, legend_below, name_tokens, number, scheme_handles, sparse_ticks
-from repo_interp.plots.marks.heads import Heads, control_handle, draw_with_control
+from repo_interp.plots.marks.heads import Heads, control_handle, draw_by_head
 from repo_interp.plots.marks.reading import group, has_groups, learned_layers, pick, prompt_tokens, schemes
 from repo_interp.plots.marks.table import Table, cells
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
@@ -105,7 +105,7 @@ def segment_scores(run: xr.DataTree, kind: str | None = None) -> PaperFigure:
     figure = paper_figure(PAGE_WIDTH, 2.4)
     left, right = figure.subplots(1, 2)
     for ax, (name, label) in zip((left, right), _SCORES.items(), strict=True):
-        draw_with_control(ax, over_prompts(own[name]), over_prompts(own[f"{name}_shuffled"]))
+        draw_by_head(ax, over_prompts(own[name]), over_prompts(own[f"{name}_shuffled"])).set_ylim(-0.02, 1.04)
         ax.axhline(float(own[f"{name}_index"].mean()), color="#222222", linestyle="--", linewidth=0.7, gid="index")
         ax.set_ylabel(label)
     left.set_title(f"{counted(own.sizes['head'], 'head')} per layer, mean over {counted(int(counts.count()), 'prompt')}")

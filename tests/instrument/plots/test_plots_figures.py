@@ -172,7 +172,7 @@ def test_grid_draws_every_head_in_its_cell(small):
 def test_ranges_are_dots_at_the_mean_over_prompts_and_the_context_is_marked(small):
     figure = position_ranges(small)
     means = small["positions"]["position_range"].mean("prompt").values
-    for layer, dots in enumerate(starting(figure, "layer ")):
+    for layer, dots in enumerate(starting(figure, "heads ")):
         assert_allclose(dots.get_ydata(), means[layer])
         assert (abs(dots.get_xdata() - layer) < 0.5).all()
     assert {tuple(line.get_ydata()) for line in starting(figure, "context length")} == {(96.0, 96.0)}

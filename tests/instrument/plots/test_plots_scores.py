@@ -9,10 +9,11 @@ from drawn import artist
 from numpy.testing import assert_allclose
 
 from position_papers.hope.copying import copying_by_sequences
-from repo_interp.plots.marks.perplexity import perplexity_panels
-from repo_interp.plots.marks.scores import layout_colour, layout_name, looks, method_panels, score_by_length
+from position_papers.kit.perplexity_figures import perplexity_panels
+from position_papers.kit.score_figures import method_panels, score_by_length
+from repo_interp.plots.marks.scores import layout_colour, layout_name, looks
 from repo_interp.plots.style import SCHEME_COLOURS
-from repo_interp.plots.views.task_scores import task_scores
+from repo_interp.plots.views.task_scores import VIEW
 
 
 def scores(values: np.ndarray, layouts: list[str], test_sets: list, **attributes) -> xr.Dataset:
@@ -127,5 +128,5 @@ def test_a_dotted_line_ends_the_lengths_of_training_of_a_scored_run():
     scores = xr.Dataset({**found, "tokens": ("test_set", [70, 140, 300])}, {"test_set": ["64", "128", "256"]})
     run = xr.DataTree.from_dict({"/scores": scores})
     run.attrs = {"training_length": 256, "layout": "rope,repo", "checkpoint": "small"}
-    (line,) = [line for line in task_scores(run).axes[0].lines if line.get_gid() == "training length"]
+    (line,) = [line for line in dict(VIEW.figures(run))["scores"].axes[0].lines if line.get_gid() == "training length"]
     assert list(line.get_xdata()) == [128, 128]

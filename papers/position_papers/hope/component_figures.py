@@ -1,4 +1,4 @@
-"""What single rotary components do: shares of the logits' variance, norms, a pair of tokens, turns (HoPE fig. 3b, 7).
+"""Logits by distance, and what single rotary components do: shares of the logits' variance, norms, a pair, turns (HoPE fig. 2, 3b, 7).
 
     VAF = 100 (1 - var(y - C_r) / var(y))      per cent, by component r; r = 0 turns fastest
 
@@ -8,6 +8,7 @@ measured.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import matplotlib as mpl
@@ -19,9 +20,21 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from repo_interp.errors import InputError
 from repo_interp.plots.marks.drawing import bare, legend_below, name_ticks, note, number, sparse_ticks
-from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, style
-from repo_interp.plots.views.component_curves import BAND_COLOURS, BAND_NAMES, band_of
+from repo_interp.plots.marks.scores import layout_name
+from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, style
+from repo_interp.plots.views.component_curves import (
+    BAND_COLOURS,
+    BAND_NAMES,
+    DISTANCE,
+    FEW_HANDLE,
+    FEW_PAIRS,
+    TRAINED_HANDLE,
+    band_of,
+    shade_beyond,
+    shade_few,
+)
 
 MOST_NAMED = 16
 """Layers whose rows are numbered."""
@@ -32,6 +45,66 @@ _SHARES = "cividis"
 _TURNS = LinearSegmentedColormap.from_list("turns", ["#FFFFFF", "#9DCBE6", "#0072B2", "#003A5C"])
 MOST_ROWS = 72
 """Heads whose norms get a row each; with more, a row is a layer's mean."""
+
+
+LOGIT = "mean logit (q·k)"
+_CONTROL: Mapping[str, Any] = {"color": "#8A8A8A", "linewidth": 0.7}
+
+
+@style()
+def logit_by_distance(logits: xr.DataArray) -> PaperFigure:
+    """Mean logit by distance of several checkpoints below each other, within and beyond their training lengths (HoPE fig. 2, 6, 8).
+
+    `logits` [checkpoint, weights, length, distance]: weights "trained" and any controls, length that of the sequences in tokens,
+    NaN where nothing was measured; coordinates `scheme` and `training_length` (checkpoint), and `layout` where panels are named by it.
+    Distance 0, a token with itself, is not drawn: it would set the scale. The last 1 / `FEW_PAIRS` of the distances of a sequence, which
+    few of its pairs have, are shaded and dotted. Raises InputError where nothing is trained.
+    """
+    if "trained" not in logits["weights"].values:
+        raise InputError("logits by distance need the weights 'trained'")
+    names = [str(name) for name in logits["checkpoint"].values]
+    figure = paper_figure(COLUMN_WIDTH, 0.45 + 0.95 * len(names))
+    axes = figure.subplots(len(names), 1, squeeze=False, sharex=True)[:, 0]
+    coordinate = "layout" if "layout" in logits.coords else "scheme"
+    schemes = [layout_name(str(layout)) for layout in logits[coordinate].values]
+    for ax, name, scheme in zip(axes, names, schemes, strict=True):
+        _checkpoint(ax, logits.sel(checkpoint=name))
+        ax.set_title(scheme if schemes.count(scheme) == 1 else f"{name}: {scheme}")
+    known = logits.sel(weights="trained").notnull().any(("length", "checkpoint")).values
+    axes[-1].set(xlim=(0, 1.01 * max(1.0, float(logits["distance"].values[known].max()))), xlabel=DISTANCE)
+    figure.supylabel(LOGIT)
+    handles = [Line2D([], [], color="#222222", linewidth=1.2, label="sequences of length L")]
+    if logits.sizes["length"] > 1:
+        handles.append(Line2D([], [], color="#222222", linewidth=1.2, alpha=0.45, label="longer"))
+    if logits.sizes["weights"] > 1:
+        handles.append(Line2D([], [], **_CONTROL, label="random weights"))
+    legend_below(figure, [*handles, TRAINED_HANDLE, FEW_HANDLE])
+    return figure
+
+
+def _checkpoint(ax: Axes, logits: xr.DataArray) -> None:
+    """One panel: the trained curve of every length of sequences, and the controls'."""
+    trained, colour = int(logits["training_length"].item()), scheme_colour(str(logits["scheme"].item()))
+    longest = 1
+    for length in map(int, sorted(logits["length"].values, reverse=True)):
+        for weights in [name for name in logits["weights"].values if name != "trained"] + ["trained"]:
+            line = logits.sel(weights=weights, length=length).sel(distance=slice(1, None)).dropna("distance")
+            if not line.size:
+                continue
+            longest = max(longest, int(line["distance"].max()))
+            look: dict[str, Any] = {"color": colour, "linewidth": 1.2, "alpha": 1.0 if length <= trained else 0.45}
+            if weights != "trained":
+                if length < max(logits["length"].values) and longest >= length:
+                    continue
+                look = dict(_CONTROL)
+            edge = length - length // FEW_PAIRS
+            many, few = line.sel(distance=slice(None, edge)), line.sel(distance=slice(edge, None))
+            ax.plot(many["distance"].values, many.values, **look, gid=f"{weights} {length}")
+            thin: dict[str, Any] = look | {"linewidth": 0.6}
+            ax.plot(few["distance"].values, few.values, **thin, gid=f"{weights} {length}, few pairs")
+            if weights == "trained":
+                shade_few(ax, length, f"few pairs {length}")
+    shade_beyond(ax, trained, longest)
 
 
 @style()
