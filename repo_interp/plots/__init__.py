@@ -16,7 +16,6 @@ from repo_interp.plots.views.atlas import atlas_names as atlas_names
 from repo_interp.plots.views.atlas import atlas_overview as atlas_overview
 from repo_interp.plots.views.attention_mass import heads_ranked as heads_ranked
 from repo_interp.plots.views.attention_mass import mass_by_span as mass_by_span
-from repo_interp.plots.views.component_curves import beyond_training_length as beyond_training_length
 from repo_interp.plots.views.component_curves import component_curves as component_curves
 from repo_interp.plots.views.components import figures_of_components as figures_of_components
 from repo_interp.plots.views.effects import effect_maps as effect_maps

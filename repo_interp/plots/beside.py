@@ -17,11 +17,7 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.beside import charts_of
-from repo_interp.plots.marks.chart import Chart
-from repo_interp.plots.marks.reading import ordered_spans, unit_label
-from repo_interp.plots.marks.runs import Runs, runs_of, spread
-from repo_interp.plots.marks.table import Cell, Table, cells
+from repo_interp.plots.marks import Cell, Chart, Runs, Table, cells, charts_of, ordered_spans, runs_of, spread, unit_label
 from repo_interp.plots.view import View
 
 MOST = 6

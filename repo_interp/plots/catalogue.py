@@ -24,12 +24,7 @@ from repo_interp.errors import InputError
 from repo_interp.failures import until_failure
 from repo_interp.files import path_of, require_directory
 from repo_interp.plots.beside import beside
-from repo_interp.plots.marks.arrays import over_prompts, ranked_heads
-from repo_interp.plots.marks.chart import Chart, Own
-from repo_interp.plots.marks.heads import Heads
-from repo_interp.plots.marks.reading import unit_label
-from repo_interp.plots.marks.runs import has_runs
-from repo_interp.plots.marks.table import Table, cells
+from repo_interp.plots.marks import Chart, Heads, Own, Table, cells, has_runs, over_prompts, ranked_heads, unit_label
 from repo_interp.plots.style import FORMATS, save_figure
 from repo_interp.plots.view import View
 from repo_interp.run import require_run

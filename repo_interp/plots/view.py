@@ -15,10 +15,7 @@ from typing import Any
 import xarray as xr
 from matplotlib.figure import Figure
 
-from repo_interp.plots.marks.chart import Chart
-from repo_interp.plots.marks.finding import Finding
-from repo_interp.plots.marks.heads import Heads
-from repo_interp.plots.marks.table import Table
+from repo_interp.plots.marks import Chart, Finding, Heads, Table
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,9 @@ from repo_interp.plots.views.component_curves import (
     DISTANCE,
     FEW_HANDLE,
     FEW_PAIRS,
-    TRAINED_HANDLE,
+    band_lines,
     band_of,
-    shade_beyond,
+    line_of,
     shade_few,
 )
 
@@ -49,6 +49,10 @@ MOST_ROWS = 72
 
 LOGIT = "mean logit (q·k)"
 _CONTROL: Mapping[str, Any] = {"color": "#8A8A8A", "linewidth": 0.7}
+ROWS = 6
+"""Layers that get a row each beyond the training length."""
+TRAINED: Mapping[str, Any] = {"color": "#222222", "linewidth": 0.8, "linestyle": (0, (4, 2))}
+TRAINED_HANDLE = Line2D([], [], **TRAINED, label="training length L")
 
 
 @style()
@@ -277,3 +281,50 @@ def _component_axis(ax: Axes, components: np.ndarray) -> None:
 def _band_patches(bands: np.ndarray) -> list[Patch]:
     """Legend entries of the bands among `bands`."""
     return [Patch(facecolor=colour, label=BAND_NAMES[band]) for band, colour in BAND_COLOURS.items() if band in bands]
+
+
+@style()
+def beyond_training_length(components: xr.Dataset, training_length: int) -> PaperFigure:
+    """The first layer's components and the mean logit of every layer beyond the training length, a row each (HoPE fig. 3c).
+
+    `components` holds `component_by_distance` [component, distance], of each layer or of the first, `logit_by_distance`
+    [layer, distance], `activated` and `low_frequency` [component]. Drawn are the activated components, or the lower ones where none is
+    activated, each in units of the range that it had within the training length, and up to `ROWS` layers, evenly chosen, each on a
+    scale of its own. Curves are means over L / 16 neighbouring distances.
+    """
+    smooth = components[["component_by_distance", "logit_by_distance"]].isel(distance=slice(1, None))
+    smooth = smooth.rolling(distance=max(1, training_length // 16), center=True).mean().dropna("distance")
+    curves = smooth["component_by_distance"]
+    curves = (curves.isel(layer=0) if "layer" in curves.dims else curves).transpose("component", "distance")
+    bands, distance = band_of(components), curves["distance"].values
+    band = "activated" if "activated" in bands else "low"
+    logits = smooth["logit_by_distance"].transpose("layer", "distance")
+    rows = np.unique(np.linspace(0, logits.sizes["layer"] - 1, ROWS).round().astype(int))
+    figure = paper_figure(COLUMN_WIDTH, 1.7 + 0.75 * len(rows))
+    top, *below = figure.subplots(1 + len(rows), 1, sharex=True, gridspec_kw={"height_ratios": [1.5, *(1 for _ in rows)]})
+    top.axhspan(0, 1, color=BAND_COLOURS[band], alpha=0.10, linewidth=0, zorder=0)
+    top.axhline(0.5, color=BAND_COLOURS[band], linewidth=0.6)
+    for place in np.flatnonzero(bands == band):
+        within = curves.values[place][distance < training_length]
+        top.plot(distance, (curves.values[place] - within.min()) / np.ptp(within), **line_of(band))
+    top.set_ylabel("range within L")
+    top.set_title(f"layer {logits['layer'].values[0]}: {BAND_NAMES[band]} components", pad=9)
+    for ax, row in zip(below, rows, strict=True):
+        ax.plot(distance, logits.values[row], color="#222222", linewidth=1.0, gid=f"layer {logits['layer'].values[row]}")
+        ax.set_title(f"layer {logits['layer'].values[row]}: mean logit")
+        ax.set_ylabel("q·k")
+    below[-1].set_xlabel(DISTANCE)
+    for ax in (top, *below):
+        shade_beyond(ax, training_length, int(distance[-1]))
+    top.text(training_length, 1.01, " beyond L", transform=top.get_xaxis_transform(), ha="left", va="bottom", fontsize=6)
+    legend_below(figure, [*band_lines(np.array([band])), TRAINED_HANDLE])
+    return figure
+
+
+def shade_beyond(ax: Axes, training_length: int, last: int) -> None:
+    """Mark the training length, and shade what lies beyond it up to the distance `last`."""
+    ax.axvline(training_length, **TRAINED, gid="training length")
+    if last > training_length:
+        ax.axvspan(training_length, last, color="#222222", alpha=0.05, linewidth=0, zorder=0)
+    ax.set_xlim(0, max(last, training_length) * 1.01)
+    ax.grid(axis="y")

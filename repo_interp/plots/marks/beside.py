@@ -26,9 +26,9 @@ from matplotlib.colors import LogNorm, TwoSlopeNorm
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from repo_interp.plots.marks import drawing
 from repo_interp.plots.marks.arrays import nanmean, over_prompts
 from repo_interp.plots.marks.chart import Own
+from repo_interp.plots.marks.drawing import colour_bar, double_axis, legend_below, panels, plain_decades, say, training_line
 from repo_interp.plots.marks.grid import draw_cells, reach, scale
 from repo_interp.plots.marks.reading import axis_label, axis_name, ordered_spans, unit_label
 from repo_interp.plots.marks.runs import BESIDE, Runs, runs_with_values, spread
@@ -166,7 +166,7 @@ def maps(values: xr.DataArray, runs: Runs, detail: str = "") -> PaperFigure:
         images.append(draw_cells(ax, of_run, {**look, "gid": gid}, most=10 if row == "layer" else 5))
         ax.set_title(title)
         if not np.isfinite(cells).any():
-            drawing.say(ax, "none", colour="#5A5A5A")
+            say(ax, "none", colour="#5A5A5A")
     used = [ax for ax, *_ in drawn]
     _bar(figure, images[0], used[: len(names)], str(values.attrs.get("units", "")).removesuffix("1"), finite)
     if others:
@@ -197,7 +197,7 @@ def lines(
     width = PAGE_WIDTH if len(labels) > 2 else 0.55 * PAGE_WIDTH * len(labels)
     spans = [float(np.ptp(part[np.isfinite(part)])) for part in _panels_of(values, panel, labels) if np.isfinite(part).any()]
     alike = not spans or max(spans) <= ALIKE * min(spans)
-    figure, axes = drawing.panels(len(labels), COLUMNS, 1.7 if len(labels) == 1 else 1.35, 0.75, width, sharex=True, sharey=alike)
+    figure, axes = panels(len(labels), COLUMNS, 1.7 if len(labels) == 1 else 1.35, 0.75, width, sharex=True, sharey=alike)
     for label, ax in zip(labels, axes, strict=True):
         of_panel = values if label is None else values.sel({panel: label})
         for name, look in looks.items():
@@ -214,24 +214,24 @@ def lines(
         ax.grid(axis="y")
         if x == "run" and is_logarithmic(values.values):
             ax.set_yscale("log")
-            drawing.plain_decades(ax.yaxis)
+            plain_decades(ax.yaxis)
         else:
             ax.locator_params(axis="y", nbins=5)
         if x != "run" and (places == places.round()).all():
             ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         if x != "run" and 1 < len(places) <= 10 and places.min() > 0 and places.max() / places.min() >= 4:
-            drawing.double_axis(ax, places)
+            double_axis(ax, places)
         if "limits" in values.attrs:
             ax.set_ylim(*values.attrs["limits"])
         if "training_length" in values.attrs:
-            drawing.training_line(ax, values.attrs["training_length"])
+            training_line(ax, values.attrs["training_length"])
     name_columns(axes, COLUMNS, "training step" if x == "run" else axis_label(values, str(x)))
     figure.supylabel(str(values.attrs.get("units", "")).removesuffix("1") or axis_name(values.name))
     some = f"{len(labels)} of {values.sizes[panel]} {axis_name(panel)}s" if panel and len(labels) < values.sizes[panel] else ""
     name_figure(figure, _title(values), "; ".join(filter(None, [_averaged_over(values, x, panel, line), some])))
     if line is not None and (line != "run" or len(runs.names) > 1):
         handles = [Line2D([], [], markersize=3, **look) for look in looks.values()]
-        drawing.legend_below(figure, runs.handles([*map(str, looks)]) if line == "run" else handles)
+        legend_below(figure, runs.handles([*map(str, looks)]) if line == "run" else handles)
     return figure
 
 
@@ -258,13 +258,13 @@ def dots(values: xr.DataArray, runs: Runs, axis: Hashable) -> PaperFigure:
     ax.set(ylim=(len(names) - 0.5, -0.5), xlabel=unit_label(axis_name(values.name), values))
     if is_logarithmic(means):
         ax.set_xscale("log")
-        drawing.plain_decades(ax.xaxis)
+        plain_decades(ax.xaxis)
         ax.set_xlim(float(np.nanmin(means)) / 3, float(np.nanmax(flat)) * 1.5)
     ax.grid(axis="x")
     name_figure(figure, str(values.attrs.get("long_name", values.name)), _averaged_over(values, axis, None))
     if len(shown) > 1:
         handles = [Line2D([], [], markersize=3.6, **{**runs.looks[name], "linestyle": "none"}) for name in shown]
-        drawing.legend_below(figure, handles)
+        legend_below(figure, handles)
     return figure
 
 
@@ -324,9 +324,9 @@ def _line(ax: Axes, x: np.ndarray, values: np.ndarray, look: Mapping[str, Any], 
 def _bar(figure: PaperFigure, image: Any, axes: Sequence[Axes], label: str, data: np.ndarray) -> None:
     beyond = bool(np.nanmax(np.abs(data)) > image.norm.vmax * (1 + 1e-9))
     look = {"pad": 0.02, "fraction": 0.04, "aspect": 18, "extend": "both" if beyond else "neither"}
-    bar = drawing.colour_bar(figure, image, list(axes), label, **look)
+    bar = colour_bar(figure, image, list(axes), label, **look)
     if isinstance(image.norm, LogNorm):
-        drawing.plain_decades(bar.ax.yaxis)
+        plain_decades(bar.ax.yaxis)
 
 
 def _quartiles(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

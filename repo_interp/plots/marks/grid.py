@@ -14,8 +14,16 @@ from matplotlib.colors import Normalize, TwoSlopeNorm
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
-from repo_interp.plots.marks import drawing
 from repo_interp.plots.marks.chart import Chart
+from repo_interp.plots.marks.drawing import (
+    bare,
+    colour_bar,
+    legend_below,
+    name_ticks,
+    scheme_handles,
+    scheme_swatches,
+    write_cells,
+)
 from repo_interp.plots.marks.reading import axis_label, schemes
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_HEIGHT, PAGE_WIDTH, PaperFigure, paper_figure, style
 
@@ -71,11 +79,11 @@ class Grid(Chart):
                 corner = self.chosen[1] - 0.5, self.chosen[0] - 0.5
                 ax.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="black", linewidth=1.2, gid="choice"))
         if self.bar is not None:
-            drawing.colour_bar(figure, images[0], axes, **{"pad": 0.01, "fraction": 0.03, **self.bar})
+            colour_bar(figure, images[0], axes, **{"pad": 0.01, "fraction": 0.03, **self.bar})
         if self.title:
             figure.suptitle(self.title, x=0.01, ha="left")
         if arrays[0].dims[0] == "layer":
-            drawing.legend_below(figure, drawing.scheme_handles(schemes(arrays[0]).values()))
+            legend_below(figure, scheme_handles(schemes(arrays[0]).values()))
         return figure
 
 
@@ -99,14 +107,14 @@ def draw_cells(
     image = ax.imshow(shown, aspect="auto", interpolation="nearest", **look)
     ax.set_facecolor(MISSING)
     for axis, dim in ((ax.xaxis, column), (ax.yaxis, row)):
-        drawing.name_ticks(axis, map(_label, values[dim].values.tolist()), most)
+        name_ticks(axis, map(_label, values[dim].values.tolist()), most)
         axis.set_label_text(axis_label(values, dim))
     if pattern:
         lightness = image.cmap(image.norm(shown))[..., :3] @ (0.3, 0.59, 0.11)
-        drawing.write_cells(ax, numbers, pattern, np.where(lightness > 0.5, "black", "white"), size)
-    drawing.bare(ax)
+        write_cells(ax, numbers, pattern, np.where(lightness > 0.5, "black", "white"), size)
+    bare(ax)
     if row == "layer" and "scheme" in values.coords:
-        drawing.scheme_swatches(ax, schemes(values), "y")
+        scheme_swatches(ax, schemes(values), "y")
     return image
 
 

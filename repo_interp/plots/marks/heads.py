@@ -19,9 +19,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize, to_hex
 from matplotlib.lines import Line2D
 
-from repo_interp.plots.marks import drawing
 from repo_interp.plots.marks.arrays import MEAN, digits_of, nanmean, nested_digits
 from repo_interp.plots.marks.chart import Chart
+from repo_interp.plots.marks.drawing import colour_bar, legend_below, name_ticks, say, scheme_handles, scheme_swatches
 from repo_interp.plots.marks.grid import MISSING, WRITTEN, draw_cells, scale
 from repo_interp.plots.marks.reading import head_axes, schemes, unit_label
 from repo_interp.plots.marks.table import Cell, Table, cells
@@ -93,7 +93,7 @@ def head_grid(values: xr.DataArray, ax: Axes, limits: tuple[float, float] | None
     colours, norm = scale(values.values) if limits is None else (scale(np.array(limits))[0], Normalize(*limits, clip=True))
     few = values.sizes["layer"] <= WRITTEN[0] and values.sizes["head"] <= WRITTEN[1]
     shown = draw_cells(ax, values, {"cmap": colours, "norm": norm}, ".3g" if few else "")
-    drawing.colour_bar(ax.figure, shown, ax, pad=0.02, fraction=0.05)
+    colour_bar(ax.figure, shown, ax, pad=0.02, fraction=0.05)
     ax.set_title("\n".join(filter(None, [_title(values), str(values.attrs.get(MEAN, ""))])))
     return ax
 
@@ -104,7 +104,7 @@ def head_grid_figure(values: xr.DataArray) -> PaperFigure:
     width = COLUMN_WIDTH if values.sizes["head"] <= 20 else PAGE_WIDTH
     figure = paper_figure(width, 0.9 + 0.15 * max(8, values.sizes["layer"]))
     head_grid(values, figure.subplots())
-    drawing.legend_below(figure, drawing.scheme_handles(schemes(values).values()))
+    legend_below(figure, scheme_handles(schemes(values).values()))
     return figure
 
 
@@ -127,7 +127,7 @@ def draw_by_head(
     for place, (scheme, *of_layer) in enumerate(zip(named.values(), *parts, strict=True)):
         known, colour = np.isfinite(of_layer[0]), scheme_colour(scheme)
         if not known.any():
-            drawing.say(ax, nothing, place)
+            say(ax, nothing, place)
             continue
         x, (own, *others) = place + offsets[known], (part[known] for part in of_layer)
         if control is not None:
@@ -137,10 +137,10 @@ def draw_by_head(
             ax.vlines(x, *others[-2:], color=colour, alpha=0.45, linewidth=0.6)
         size = 3.0 if heads <= 16 else 1.8
         ax.plot(x, own, "o", color=colour, markersize=size, markeredgewidth=0, gid=f"heads {place}")
-    drawing.name_ticks(ax.xaxis, named, 32)
+    name_ticks(ax.xaxis, named, 32)
     ax.set(xlabel="layer", xlim=(-0.6, len(named) - 0.4))
     ax.grid(axis="y")
-    drawing.scheme_swatches(ax, named, "x")
+    scheme_swatches(ax, named, "x")
     return ax
 
 

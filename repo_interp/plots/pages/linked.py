@@ -14,9 +14,7 @@ import xarray as xr
 
 from repo_interp.failures import until_failure
 from repo_interp.plots.catalogue import views_of
-from repo_interp.plots.marks.head_charts import HeadRows, NextTokens
-from repo_interp.plots.marks.heads import Heads
-from repo_interp.plots.marks.runs import runs_of, spread
+from repo_interp.plots.marks import HeadRows, Heads, NextTokens, runs_of, spread
 from repo_interp.plots.pages.frame import template
 from repo_interp.plots.view import Interactive, PageOptions
 

@@ -26,10 +26,7 @@ from repo_interp.failures import noted, until_failure
 from repo_interp.files import file_to_write, write_text
 from repo_interp.plots.catalogue import figures_of, views_of
 from repo_interp.plots.findings import findings
-from repo_interp.plots.marks.heads import Heads
-from repo_interp.plots.marks.reading import checkpoint_name
-from repo_interp.plots.marks.runs import has_runs, runs_of
-from repo_interp.plots.marks.table import Table, format_cell
+from repo_interp.plots.marks import Heads, Table, checkpoint_name, format_cell, has_runs, runs_of
 from repo_interp.plots.pages.frame import Picture, packaged, page_script, picture, template
 from repo_interp.plots.pages.linked import linked_sides
 from repo_interp.plots.style import FORMATS, rendered, write_pictures

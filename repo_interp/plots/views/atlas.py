@@ -24,15 +24,34 @@ from matplotlib.patches import Patch
 from scipy.cluster.hierarchy import dendrogram, linkage
 from scipy.spatial.distance import squareform
 
-from repo_interp.plots.marks.arrays import digits_of, heads_of, heads_where, ranked_heads
-from repo_interp.plots.marks.chart import Chart, Own
-from repo_interp.plots.marks.drawing import bare, colour_bar, counted, legend_below
-from repo_interp.plots.marks.finding import Finding, heads_named, percent
-from repo_interp.plots.marks.grid import MISSING, draw_cells
-from repo_interp.plots.marks.heads import Heads
-from repo_interp.plots.marks.reading import group, schemes, unit_label
-from repo_interp.plots.marks.runs import BESIDE, has_runs, runs_of, spread
-from repo_interp.plots.marks.table import Cell, Table, cells
+from repo_interp.plots.marks import (
+    BESIDE,
+    MISSING,
+    Cell,
+    Chart,
+    Finding,
+    Heads,
+    Own,
+    Table,
+    bare,
+    cells,
+    colour_bar,
+    counted,
+    digits_of,
+    draw_cells,
+    group,
+    has_runs,
+    heads_named,
+    heads_of,
+    heads_where,
+    legend_below,
+    percent,
+    ranked_heads,
+    runs_of,
+    schemes,
+    spread,
+    unit_label,
+)
 from repo_interp.plots.style import PAGE_HEIGHT, PAGE_WIDTH, PaperFigure, paper_figure, scheme_name, style
 from repo_interp.plots.view import Beside, Interactive, PageOptions, View
 

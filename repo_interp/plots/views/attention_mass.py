@@ -18,13 +18,33 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from repo_interp.plots.marks.arrays import heads_of, nanmean, over_prompts, ranked_heads
-from repo_interp.plots.marks.chart import Chart, Own
-from repo_interp.plots.marks.drawing import counted, legend_below, note, number, plain_decades, scheme_handles
-from repo_interp.plots.marks.finding import Finding, heads_named, percent
-from repo_interp.plots.marks.heads import Heads, head_rows
-from repo_interp.plots.marks.reading import BACKGROUND, group, has_groups, ordered_spans, pick, schemes
-from repo_interp.plots.marks.table import Table, cells
+from repo_interp.plots.marks import (
+    BACKGROUND,
+    Chart,
+    Finding,
+    Heads,
+    Own,
+    Table,
+    counted,
+    group,
+    has_groups,
+    head_rows,
+    heads_named,
+    heads_of,
+    legend_below,
+    nanmean,
+    note,
+    number,
+    ordered_spans,
+    over_prompts,
+    percent,
+    pick,
+    plain_decades,
+    ranked_heads,
+    scheme_handles,
+    schemes,
+    table_of,
+)
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, style
 from repo_interp.plots.view import View
 
@@ -240,12 +260,9 @@ def share_table(run: xr.DataTree) -> Table:
 def _table_of_spans(name: str, title: str, dataset: xr.Dataset, columns: Mapping[str, xr.DataArray], note: str) -> Table:
     """Numbers of `columns` [span] and number of prompts of every span that a prompt has, in reading order."""
     prompts = dataset["mass_per_token"].notnull().any(("layer", "head")).sum("prompt")
-    rows = tuple(
-        (span, *cells(column.sel(span=span) for column in columns.values()), int(prompts.sel(span=span)))
-        for span in ordered_spans(map(str, dataset["span"].values))
-        if prompts.sel(span=span)
-    )
-    return Table(name, title, ("span", *columns, "prompts"), rows, f"{rows_in_words(dataset).capitalize()}. {note}")
+    present = [span for span in ordered_spans(map(str, dataset["span"].values)) if prompts.sel(span=span)]
+    shown = [(title, column.sel(span=present)) for title, column in {**columns, "prompts": prompts}.items()]
+    return table_of(name, title, shown, f"{rows_in_words(dataset).capitalize()}. {note}")
 
 
 def head_table(run: xr.DataTree, span: str = "needle", most: int = 20) -> Table:

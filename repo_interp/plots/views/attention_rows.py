@@ -11,10 +11,7 @@ from typing import Any
 
 import xarray as xr
 
-from repo_interp.plots.marks.chart import Chart
-from repo_interp.plots.marks.head_charts import HeadRows, PromptRows
-from repo_interp.plots.marks.heads import Heads
-from repo_interp.plots.marks.reading import checkpoint_name, first_prompt, group, has_groups
+from repo_interp.plots.marks import Chart, HeadRows, Heads, PromptRows, checkpoint_name, first_prompt, group, has_groups
 from repo_interp.plots.view import Interactive, PageOptions, View
 from repo_interp.plots.views.explorer import EXPLORER
 

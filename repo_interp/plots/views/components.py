@@ -18,15 +18,27 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from repo_interp.plots.marks.arrays import digits_of, nanmean, ranked_heads
-from repo_interp.plots.marks.beside import charts_of, lines
-from repo_interp.plots.marks.chart import Chart, Own
-from repo_interp.plots.marks.finding import Finding, percent
-from repo_interp.plots.marks.grid import Grid, colour_map
-from repo_interp.plots.marks.head_charts import HeadCurves
-from repo_interp.plots.marks.reading import group, layer_scheme, learned_layers, unit_label
-from repo_interp.plots.marks.runs import alone
-from repo_interp.plots.marks.table import Table, table_of
+from repo_interp.plots.marks import (
+    Chart,
+    Finding,
+    Grid,
+    HeadCurves,
+    Own,
+    Table,
+    alone,
+    charts_of,
+    colour_map,
+    digits_of,
+    group,
+    layer_scheme,
+    learned_layers,
+    lines,
+    nanmean,
+    percent,
+    ranked_heads,
+    table_of,
+    unit_label,
+)
 from repo_interp.plots.view import Interactive, PageOptions, View
 from repo_interp.plots.views import component_curves as by_distance
 
@@ -61,13 +73,27 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
         draw = partial(lines, *alone(run, vaf), "component", "band", "layer")
         yield Own("component_vaf", draw, live=True)
         if curves.sizes["distance"] > BEYOND * length:
-            shown = own[["component_by_distance"]].assign(logit_by_distance=own["logit_by_distance"].mean("head"))
-            draw = partial(by_distance.beyond_training_length, shown.assign(band.data_vars), length)
-            yield Own("beyond_training_length", draw)
+            yield _beyond(run, own.isel(layer=0)["component_by_distance"], kinds.values, length)
     if learned := learned_layers(components):
         yield _turns(components, learned)
     curves = {"mean logit": logits}
     yield HeadCurves("Mean logit by distance, chosen head", "distance (tokens)", unit_label("logit", logits), at, curves)
+
+
+def _beyond(run: xr.DataTree, curves: xr.DataArray, kinds: np.ndarray, length: int) -> Own:
+    """The first layer's activated components, of none the lower ones, beyond the training length, in units of their range within it;
+    means over L / 16 neighbouring distances.
+    """
+    kind = next(kind for kind in (*by_distance.BAND_NAMES.values(),) if kind in kinds)
+    smooth = curves.isel(component=np.flatnonzero(kinds == kind), distance=slice(1, None))
+    smooth = smooth.rolling(distance=max(1, length // 16), center=True).mean().dropna("distance", how="all")
+    within = smooth.sel(distance=slice(None, length - 1))
+    low, high = within.min("distance"), within.max("distance")
+    title = f"layer {int(curves['layer'])}: {kind} components, in units of their range within the training length"
+    drawn = ((smooth - low) / (high - low)).drop_vars(["layer", "scheme"], errors="ignore").rename("range within L")
+    named = drawn.assign_coords(component=[f"r = {number}" for number in drawn["component"].values])
+    named = named.assign_attrs(long_name=title, training_length=length)
+    return Own("beyond_training_length", partial(lines, *alone(run, named), "distance", "component"))
 
 
 def _turns(components: xr.Dataset, layers: list[int]) -> Grid:

@@ -21,14 +21,26 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import SymmetricalLogLocator
 from scipy import stats
 
-from repo_interp.plots.marks.arrays import ranked_heads
-from repo_interp.plots.marks.chart import Chart, Own
-from repo_interp.plots.marks.drawing import counted, legend_below, panels, plain_decades, scheme_handles
-from repo_interp.plots.marks.finding import Finding
-from repo_interp.plots.marks.grid import Grid
-from repo_interp.plots.marks.heads import CONTROL, Heads, head_rows
-from repo_interp.plots.marks.reading import group, schemes
-from repo_interp.plots.marks.table import Cell, Table, cells
+from repo_interp.plots.marks import (
+    CONTROL,
+    Cell,
+    Chart,
+    Finding,
+    Grid,
+    Heads,
+    Own,
+    Table,
+    cells,
+    counted,
+    group,
+    head_rows,
+    legend_below,
+    panels,
+    plain_decades,
+    ranked_heads,
+    scheme_handles,
+    schemes,
+)
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, style
 from repo_interp.plots.view import View
 

@@ -19,11 +19,21 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator
 
-from repo_interp.plots.marks.chart import Own
-from repo_interp.plots.marks.drawing import colour_bar, legend_below, length_axis, name_ticks, plain_decades, scheme_swatches
-from repo_interp.plots.marks.finding import Finding
-from repo_interp.plots.marks.reading import group, schemes, unit_label
-from repo_interp.plots.marks.table import Table, table_of
+from repo_interp.plots.marks import (
+    Finding,
+    Own,
+    Table,
+    colour_bar,
+    group,
+    legend_below,
+    length_axis,
+    name_ticks,
+    plain_decades,
+    scheme_swatches,
+    schemes,
+    table_of,
+    unit_label,
+)
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.plots.view import View
 
@@ -64,6 +74,11 @@ def extrapolation_by_length(run: xr.DataTree) -> PaperFigure:
         ax = axes[name]
         for method in map(str, kl["method"].values):
             ax.plot(x, values.sel({"method": method}).values, **_look(method), gid=f"{name} {method}")
+            if name == "kl" and floor is not None and "kl_above_noise" in dataset:
+                low, high = (
+                    float(floor.mean()) + dataset[f"kl_above_noise_{end}"].sel({"method": method}) for end in ("low", "high")
+                )
+                ax.vlines(lengths, low, high, color=_look(method)["color"], linewidth=0.7, gid=f"interval {method}")
         ax.set_title(title)
         if name == "layers":
             ax.set(xlim=(-0.5, len(named) - 0.5), xlabel="layer")
@@ -79,11 +94,6 @@ def extrapolation_by_length(run: xr.DataTree) -> PaperFigure:
         axes["kl"].axhline(floor.mean(), **FLOOR, gid="noise")
         axes["layers"].plot(range(len(floor)), floor, **FLOOR, gid="noise by layer")
         handles.append(Line2D([], [], **FLOOR, label=f"plain at {lengths[0]:,} tokens: noise of the fit"))
-        for method in map(str, kl["method"].values) if "kl_above_noise" in dataset else ():
-            low, high = (
-                float(floor.mean()) + dataset[f"kl_above_noise_{end}"].sel({"method": method}) for end in ("low", "high")
-            )
-            axes["kl"].vlines(lengths, low, high, color=_look(method)["color"], linewidth=0.7, gid=f"interval {method}")
     legend_below(figure, handles)
     return figure
 

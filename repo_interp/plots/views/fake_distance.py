@@ -15,9 +15,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.chart import Chart, Own
-from repo_interp.plots.marks.drawing import colour_bar, envelope
-from repo_interp.plots.marks.reading import group, has_groups, layer_colour, pick
+from repo_interp.plots.marks import Chart, Own, colour_bar, envelope, group, has_groups, layer_colour, pick
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.plots.view import View
 from repo_interp.plots.views import three_axis as fits

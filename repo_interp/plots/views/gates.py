@@ -20,13 +20,35 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.arrays import heads_where, over_prompts, ranked_heads
-from repo_interp.plots.marks.chart import Chart, Own
-from repo_interp.plots.marks.drawing import colour_bar, counted, legend_below, name_tokens, panels, scheme_handles, thin
-from repo_interp.plots.marks.finding import Finding, heads_named, percent
-from repo_interp.plots.marks.heads import Heads, control_handle, draw_by_head
-from repo_interp.plots.marks.reading import described_prompts, group, layer_colour, layer_scheme, pick, prompt_tokens, schemes
-from repo_interp.plots.marks.table import Table, table_of
+from repo_interp.plots.marks import (
+    Chart,
+    Finding,
+    Heads,
+    Own,
+    Table,
+    colour_bar,
+    control_handle,
+    counted,
+    described_prompts,
+    draw_by_head,
+    group,
+    heads_named,
+    heads_where,
+    layer_colour,
+    layer_scheme,
+    legend_below,
+    name_tokens,
+    over_prompts,
+    panels,
+    percent,
+    pick,
+    prompt_tokens,
+    ranked_heads,
+    scheme_handles,
+    schemes,
+    table_of,
+    thin,
+)
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, darker, paper_figure, style
 from repo_interp.plots.view import View
 

@@ -13,12 +13,7 @@ from functools import partial
 import numpy as np
 import xarray as xr
 
-from repo_interp.plots.marks.chart import Own
-from repo_interp.plots.marks.drawing import number
-from repo_interp.plots.marks.finding import Finding
-from repo_interp.plots.marks.heads import CONTROL
-from repo_interp.plots.marks.reading import group
-from repo_interp.plots.marks.table import Table, cells
+from repo_interp.plots.marks import CONTROL, Finding, Own, Table, cells, group, number
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.plots.view import View
 from repo_interp.plots.views.effects import LEAST, NEEDED

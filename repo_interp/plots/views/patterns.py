@@ -18,14 +18,26 @@ from matplotlib.collections import PolyCollection
 from matplotlib.patches import Patch
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks import drawing
-from repo_interp.plots.marks.arrays import heads_where, nanmean, over_prompts
-from repo_interp.plots.marks.chart import Chart, Own
-from repo_interp.plots.marks.finding import Finding, heads_named
-from repo_interp.plots.marks.grid import Grid, colour_map
-from repo_interp.plots.marks.heads import Heads
-from repo_interp.plots.marks.reading import group, layer_scheme, learned_layers, schemes
-from repo_interp.plots.marks.table import Cell, Table, cells
+from repo_interp.plots.marks import (
+    Cell,
+    Chart,
+    Finding,
+    Grid,
+    Heads,
+    Own,
+    Table,
+    cells,
+    colour_map,
+    drawing,
+    group,
+    heads_named,
+    heads_where,
+    layer_scheme,
+    learned_layers,
+    nanmean,
+    over_prompts,
+    schemes,
+)
 from repo_interp.plots.style import PAGE_HEIGHT, PAGE_WIDTH, PATTERN_COLOURS, PaperFigure, darker, paper_figure, style
 from repo_interp.plots.view import View
 

@@ -14,10 +14,7 @@ import xarray as xr
 from matplotlib.colors import SymLogNorm
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.finding import Finding, percent
-from repo_interp.plots.marks.grid import Grid
-from repo_interp.plots.marks.reading import group, unit_label
-from repo_interp.plots.marks.table import Table, table_of
+from repo_interp.plots.marks import Finding, Grid, Table, group, percent, table_of, unit_label
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, style
 from repo_interp.plots.view import View
 

@@ -13,16 +13,27 @@ from functools import partial
 import numpy as np
 import xarray as xr
 
-from repo_interp.plots.marks.arrays import heads_where, ranked_heads
-from repo_interp.plots.marks.beside import charts_of, lines
-from repo_interp.plots.marks.chart import Chart, Own
-from repo_interp.plots.marks.drawing import counted, number
-from repo_interp.plots.marks.finding import Finding, heads_named
-from repo_interp.plots.marks.grid import MISSING
-from repo_interp.plots.marks.heads import Heads, head_rows
-from repo_interp.plots.marks.reading import LEARNED_SCHEMES, group, schemes
-from repo_interp.plots.marks.runs import runs_of, spread
-from repo_interp.plots.marks.table import Table
+from repo_interp.plots.marks import (
+    LEARNED_SCHEMES,
+    MISSING,
+    Chart,
+    Finding,
+    Heads,
+    Own,
+    Table,
+    charts_of,
+    counted,
+    group,
+    head_rows,
+    heads_named,
+    heads_where,
+    lines,
+    number,
+    ranked_heads,
+    runs_of,
+    schemes,
+    spread,
+)
 from repo_interp.plots.style import PaperFigure
 from repo_interp.plots.view import Beside, View
 from repo_interp.plots.views.atlas import names_figure

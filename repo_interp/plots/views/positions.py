@@ -18,13 +18,24 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 
-from repo_interp.plots.marks import drawing, reading
-from repo_interp.plots.marks.arrays import FEWEST, fences, global_range, over_prompts, ranked_heads
-from repo_interp.plots.marks.beside import name_columns
-from repo_interp.plots.marks.chart import Chart, Own
-from repo_interp.plots.marks.finding import Finding
-from repo_interp.plots.marks.heads import Heads
-from repo_interp.plots.marks.runs import BESIDE, runs_of, runs_with_values, spread
+from repo_interp.plots.marks import (
+    BESIDE,
+    FEWEST,
+    Chart,
+    Finding,
+    Heads,
+    Own,
+    drawing,
+    fences,
+    global_range,
+    name_columns,
+    over_prompts,
+    ranked_heads,
+    reading,
+    runs_of,
+    runs_with_values,
+    spread,
+)
 from repo_interp.plots.style import PAGE_HEIGHT, PAGE_WIDTH, PaperFigure, darker, paper_figure, scheme_colour, span_colours, style
 from repo_interp.plots.view import Beside, View
 from repo_interp.plots.views.explorer import EXPLORER

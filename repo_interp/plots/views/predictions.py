@@ -13,12 +13,21 @@ from functools import partial
 import numpy as np
 import xarray as xr
 
-from repo_interp.plots.marks.chart import Chart, Own
-from repo_interp.plots.marks.drawing import legend_below, shade_spans, span_handles
-from repo_interp.plots.marks.finding import Finding, percent
-from repo_interp.plots.marks.head_charts import NextTokens
-from repo_interp.plots.marks.reading import first_prompt, group, ordered_spans
-from repo_interp.plots.marks.table import Cell, Table
+from repo_interp.plots.marks import (
+    Cell,
+    Chart,
+    Finding,
+    NextTokens,
+    Own,
+    Table,
+    first_prompt,
+    group,
+    legend_below,
+    ordered_spans,
+    percent,
+    shade_spans,
+    span_handles,
+)
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.plots.view import View
 

@@ -16,11 +16,24 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.arrays import nanmean, over_prompts, ranked_heads
-from repo_interp.plots.marks.drawing import counted, legend_below, plain_decades, say, scheme_handles
-from repo_interp.plots.marks.heads import draw_by_head
-from repo_interp.plots.marks.reading import LEARNED_SCHEMES, group, learned_layers, schemes
-from repo_interp.plots.marks.table import Cell, Table, cells
+from repo_interp.plots.marks import (
+    LEARNED_SCHEMES,
+    Cell,
+    Table,
+    cells,
+    counted,
+    draw_by_head,
+    group,
+    learned_layers,
+    legend_below,
+    nanmean,
+    over_prompts,
+    plain_decades,
+    ranked_heads,
+    say,
+    scheme_handles,
+    schemes,
+)
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
 from repo_interp.plots.views.attention_mass import main_span
 

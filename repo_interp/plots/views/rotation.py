@@ -22,13 +22,24 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Arc, Circle
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.arrays import heads_of, heads_where, ranked_heads
-from repo_interp.plots.marks.chart import Chart, Own
-from repo_interp.plots.marks.drawing import note, number
-from repo_interp.plots.marks.grid import Grid
-from repo_interp.plots.marks.head_charts import HeadArrows, HeadNumber
-from repo_interp.plots.marks.reading import group, layer_colour, layer_scheme, pick, schemes
-from repo_interp.plots.marks.runs import spread
+from repo_interp.plots.marks import (
+    Chart,
+    Grid,
+    HeadArrows,
+    HeadNumber,
+    Own,
+    group,
+    heads_of,
+    heads_where,
+    layer_colour,
+    layer_scheme,
+    note,
+    number,
+    pick,
+    ranked_heads,
+    schemes,
+    spread,
+)
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_HEIGHT, PAGE_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.plots.view import View
 from repo_interp.plots.views.three_axis import correlation_maps, correlation_tables

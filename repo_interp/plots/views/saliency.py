@@ -21,14 +21,29 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.arrays import over_prompts, ranked_heads
-from repo_interp.plots.marks.chart import Chart, Own
-from repo_interp.plots.marks.drawing import colour_bar, contiguous, counted, legend_below, number, token_label
-from repo_interp.plots.marks.finding import Finding
-from repo_interp.plots.marks.head_charts import HeadCurves
-from repo_interp.plots.marks.heads import Heads, head_rows
-from repo_interp.plots.marks.reading import PromptTokens, group, layer_scheme, pick, prompt_tokens
-from repo_interp.plots.marks.table import Table, cells
+from repo_interp.plots.marks import (
+    Chart,
+    Finding,
+    HeadCurves,
+    Heads,
+    Own,
+    PromptTokens,
+    Table,
+    colour_bar,
+    contiguous,
+    counted,
+    group,
+    head_rows,
+    layer_scheme,
+    legend_below,
+    number,
+    over_prompts,
+    pick,
+    prompt_tokens,
+    ranked_heads,
+    table_of,
+    token_label,
+)
 from repo_interp.plots.style import FONTS, PAGE_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.plots.view import View
 
@@ -171,17 +186,13 @@ def saliency_table(run: xr.DataTree) -> Table:
 def completeness_table(run: xr.DataTree) -> Table:
     """One row per prompt: the answer's log-probability, that with all positions at the baseline, and what integrated gradients miss."""
     dataset = group(run, "saliency")
-    rows = []
-    for prompt in dataset["prompt"].values if len(_values(run)) > 1 else ():
-        own = dataset.sel(prompt=prompt)
-        start, end = float(own["baseline_log_probability"]), float(own["log_probability"])
-        rows.append((int(prompt), *cells([end, start, end - start, float(own["completeness_error"])])))
-    columns = ("prompt", "log p", "at the baseline", "difference", "error")
+    start, end = dataset["baseline_log_probability"], dataset["log_probability"]
+    columns = [("log p", end), ("at the baseline", start), ("difference", end - start), ("error", dataset["completeness_error"])]
     note = (
         f"Nats. Baseline: {dataset.attrs.get('baseline')} positions; {dataset.attrs.get('steps')} steps. Error: what the sum of all "
         "integrated gradients misses of the difference; where it is not small against the difference, more steps are needed."
     )
-    return Table("completeness", "What all positions add to the answer", columns, tuple(rows), note)
+    return table_of("completeness", "What all positions add to the answer", columns, note)
 
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:

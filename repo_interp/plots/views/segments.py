@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from itertools import product
 
 import numpy as np
 import xarray as xr
@@ -19,12 +18,30 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.arrays import nanmean, over_prompts, ranked_heads
-from repo_interp.plots.marks.chart import Chart, Own
-from repo_interp.plots.marks.drawing import contiguous, counted, legend_below, name_tokens, number, scheme_handles, sparse_ticks
-from repo_interp.plots.marks.heads import Heads, control_handle, draw_by_head
-from repo_interp.plots.marks.reading import group, has_groups, learned_layers, pick, prompt_tokens, schemes
-from repo_interp.plots.marks.table import Table, cells
+from repo_interp.plots.marks import (
+    Chart,
+    Heads,
+    Own,
+    Table,
+    contiguous,
+    control_handle,
+    counted,
+    draw_by_head,
+    group,
+    has_groups,
+    learned_layers,
+    legend_below,
+    name_tokens,
+    number,
+    over_prompts,
+    pick,
+    prompt_tokens,
+    ranked_heads,
+    scheme_handles,
+    schemes,
+    sparse_ticks,
+    table_of,
+)
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
 from repo_interp.plots.view import View
 from repo_interp.plots.views.positions import draw_positions
@@ -160,17 +177,16 @@ def main_kind(dataset: xr.Dataset) -> str | None:
 def segment_table(run: xr.DataTree) -> Table:
     """One row per kind of segments and layer with positions: means over heads and prompts of both scores and of their controls."""
     dataset = group(run, "segments")
-    rows, variables = [], [f"{name}{part}" for name in _SCORES for part in ("", "_shuffled", "_index", "_chance")]
-    for kind, (layer, scheme) in product(dataset["kind"].values, schemes(dataset).items()):
-        own = dataset.sel(kind=kind, layer=layer)
-        if own[[*_SCORES]].notnull().any().to_dataarray().any():
-            rows.append((str(kind), layer, scheme_name(scheme), *cells(nanmean(own[name].values) for name in variables)))
-    columns = ("segments", "layer", "scheme", "η²", "shuffled", "index", "chance", "F1", "shuffled", "index", "chance")
+    scores = dataset[[f"{name}{part}" for name in _SCORES for part in ("", "_shuffled", "_index", "_chance")]]
+    known = dataset[[*_SCORES]].notnull().any(("prompt", "head")).to_dataarray().any("variable")
+    means = scores.mean(set(scores.dims) - {"kind", "layer"}).where(known).transpose("kind", "layer", ...)
+    titles = ("η²", "shuffled", "index", "chance", "F1", "shuffled", "index", "chance")
     note = (
         "η²: share of the variance of positions between segments; F1: of the largest jumps against the edges. Means over heads and "
         "prompts. Shuffled: the same for shuffled edges; chance: share of shuffles that do at least as well; index: the token index."
     )
-    return Table("segments", "Positions and segments", columns, tuple(rows), note)
+    columns = [*zip(titles, means.values(), strict=True)]
+    return table_of("segments", "Positions and segments", columns, note, {"kind": "segments"})
 
 
 def _chosen(dataset: xr.Dataset, kind: str | None) -> str:

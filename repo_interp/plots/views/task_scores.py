@@ -8,20 +8,31 @@ about how answers are judged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
 import xarray as xr
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.beside import charts_of, maps
-from repo_interp.plots.marks.chart import Chart, Own
-from repo_interp.plots.marks.finding import Finding, percent
-from repo_interp.plots.marks.grid import Grid, colour_map
-from repo_interp.plots.marks.reading import checkpoint_name, group
-from repo_interp.plots.marks.runs import alone, has_runs, runs_of
-from repo_interp.plots.marks.table import Cell, Table, cells
+from repo_interp.plots.marks import (
+    Chart,
+    Finding,
+    Grid,
+    Own,
+    Table,
+    alone,
+    cells,
+    charts_of,
+    checkpoint_name,
+    colour_map,
+    group,
+    has_runs,
+    maps,
+    percent,
+    runs_of,
+    table_of,
+)
 from repo_interp.plots.view import Beside, View
 
 
@@ -102,20 +113,15 @@ def score_table(run: xr.DataTree) -> Table:
     """One row per test set: mean score, its standard error, and perplexity, questions and tokens where they are known."""
     scores = group(run, "scores")
     metric = str(scores.attrs.get("metric", "score"))
-    further: dict[str, tuple[str, Callable[[xr.DataArray], Cell]]] = {
-        "log_perplexity": ("perplexity of the targets", lambda value: float(np.exp(value))),
-        "tokens": ("longest prompt (tokens)", int),
-        "questions": ("questions", int),
-        "cut": ("lost their middle (%)", lambda value: 100 * float(value)),
+    columns = [(metric, scores["mean_score"]), ("standard error", scores["standard_error"])]
+    further = {
+        "log_perplexity": ("perplexity of the targets", np.exp),
+        "tokens": ("longest prompt (tokens)", lambda counts: counts.astype(int)),
+        "questions": ("questions", lambda counts: counts.astype(int)),
+        "cut": ("lost their middle (%)", lambda shares: 100 * shares),
     }
-    further = {name: column for name, column in further.items() if name in scores}
-    rows: list[tuple[Cell, ...]] = []
-    for name in scores["test_set"].values:
-        own = scores.sel(test_set=name)
-        measured = (cell_of(own[variable]) for variable, (_, cell_of) in further.items())
-        rows.append((str(name), float(own["mean_score"]), float(own["standard_error"]), *measured))
-    columns = ("test set", metric, "standard error", *(title for title, _ in further.values()))
-    return Table("scores", score_title(run), columns, tuple(rows), _asked(scores))
+    columns += [(title, shown(scores[name])) for name, (title, shown) in further.items() if name in scores]
+    return table_of("scores", score_title(run), columns, _asked(scores))
 
 
 def map_table(run: xr.DataTree) -> Table:

@@ -19,15 +19,30 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.arrays import nanmean, over_prompts, ranked_heads
-from repo_interp.plots.marks.chart import Chart, Own
-from repo_interp.plots.marks.drawing import colour_bar, counted, envelope, number
-from repo_interp.plots.marks.finding import Finding
-from repo_interp.plots.marks.grid import Grid
-from repo_interp.plots.marks.head_charts import HeadCurves, HeadImage, HeadNumber
-from repo_interp.plots.marks.heads import Heads, layer_table
-from repo_interp.plots.marks.reading import first_prompt, group, layer_colour, layer_scheme, pick
-from repo_interp.plots.marks.table import Table
+from repo_interp.plots.marks import (
+    Chart,
+    Finding,
+    Grid,
+    HeadCurves,
+    HeadImage,
+    HeadNumber,
+    Heads,
+    Own,
+    Table,
+    colour_bar,
+    counted,
+    envelope,
+    first_prompt,
+    group,
+    layer_colour,
+    layer_scheme,
+    layer_table,
+    nanmean,
+    number,
+    over_prompts,
+    pick,
+    ranked_heads,
+)
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.plots.view import View
 

@@ -12,6 +12,7 @@ from matplotlib.colors import to_hex
 from numpy.testing import assert_allclose
 
 from position_papers.hope.component_figures import (
+    beyond_training_length,
     logit_by_distance,
     pair_norms,
     pair_of_tokens,
@@ -20,7 +21,7 @@ from position_papers.hope.component_figures import (
     vaf_over_training,
 )
 from repo_interp.errors import InputError
-from repo_interp.plots import beyond_training_length, component_curves, report_page
+from repo_interp.plots import component_curves, report_page
 from repo_interp.plots.catalogue import figures_of, view_of
 from repo_interp.plots.style import COLUMN_WIDTH, SCHEME_COLOURS
 from repo_interp.plots.view import PageOptions
