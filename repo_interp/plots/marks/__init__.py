@@ -13,7 +13,7 @@ from repo_interp.plots.marks.arrays import (
     over_prompts,
     ranked_heads,
 )
-from repo_interp.plots.marks.beside import charts_of, lines, maps, name_columns
+from repo_interp.plots.marks.beside import Dots, Lines, Maps, charts_of, name_columns
 from repo_interp.plots.marks.chart import Chart, Own
 from repo_interp.plots.marks.drawing import (
     bare,

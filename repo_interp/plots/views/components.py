@@ -23,6 +23,7 @@ from repo_interp.plots.marks import (
     Finding,
     Grid,
     HeadCurves,
+    Lines,
     Own,
     Table,
     alone,
@@ -32,7 +33,6 @@ from repo_interp.plots.marks import (
     group,
     layer_scheme,
     learned_layers,
-    lines,
     nanmean,
     percent,
     ranked_heads,
@@ -70,8 +70,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
         kinds = xr.DataArray(named_bands(band), dims="component")
         title = f"VAF of all pairs' logits{f', {windowed}' if windowed else ''}"
         vaf = vaf_of_heads(own).assign_attrs(long_name=title, units="%").where(kinds == named).assign_coords(band=named)
-        draw = partial(lines, *alone(run, vaf), "component", "band", "layer")
-        yield Own("component_vaf", draw, live=True)
+        yield Lines(*alone(run, vaf), "component", "band", "layer", "component_vaf", live=True)
         if curves.sizes["distance"] > BEYOND * length:
             yield _beyond(run, own.isel(layer=0)["component_by_distance"], kinds.values, length)
     if learned := learned_layers(components):
@@ -80,7 +79,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     yield HeadCurves("Mean logit by distance, chosen head", "distance (tokens)", unit_label("logit", logits), at, curves)
 
 
-def _beyond(run: xr.DataTree, curves: xr.DataArray, kinds: np.ndarray, length: int) -> Own:
+def _beyond(run: xr.DataTree, curves: xr.DataArray, kinds: np.ndarray, length: int) -> Lines:
     """The first layer's activated components, of none the lower ones, beyond the training length, in units of their range within it;
     means over L / 16 neighbouring distances.
     """
@@ -89,11 +88,11 @@ def _beyond(run: xr.DataTree, curves: xr.DataArray, kinds: np.ndarray, length: i
     smooth = smooth.rolling(distance=max(1, length // 16), center=True).mean().dropna("distance", how="all")
     within = smooth.sel(distance=slice(None, length - 1))
     low, high = within.min("distance"), within.max("distance")
-    title = f"layer {int(curves['layer'])}: {kind} components, in units of their range within the training length"
+    title = f"layer {int(curves['layer'])}: {kind} components, smoothed"
     drawn = ((smooth - low) / (high - low)).drop_vars(["layer", "scheme"], errors="ignore").rename("range within L")
     named = drawn.assign_coords(component=[f"r = {number}" for number in drawn["component"].values])
-    named = named.assign_attrs(long_name=title, training_length=length)
-    return Own("beyond_training_length", partial(lines, *alone(run, named), "distance", "component"))
+    named = named.assign_attrs(long_name=title, units="", training_length=length)
+    return Lines(*alone(run, named), "distance", "component", name="beyond_training_length")
 
 
 def _turns(components: xr.Dataset, layers: list[int]) -> Grid:
@@ -103,7 +102,7 @@ def _turns(components: xr.Dataset, layers: list[int]) -> Grid:
     share = 100 * components["turn_share"].sel(layer=layers).mean(("layer", "head")).transpose("turn", "component")
     last = 1 + int(np.flatnonzero((share > 0).any("component")).max(initial=0))
     ends = np.append(share["turn"].values, np.inf)[: last + 1]
-    names = [f"{start:.3g} to {end:.3g}" for start, end in pairwise(ends / np.pi)]
+    names = [f"{start:.3g} to {end:.3g}" for start, end in pairwise(np.degrees(ends))]
     named = share[:last][::-1].assign_coords(turn=("turn", names[::-1], {"long_name": "angle θ |Δz| (degrees)"}))
     look = {"cmap": colour_map("turns", "#9DCBE6", "#0072B2", "#003A5C"), "vmin": 0, "vmax": 100}
     return Grid(

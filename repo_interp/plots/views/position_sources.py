@@ -19,6 +19,7 @@ from repo_interp.plots.marks import (
     Chart,
     Finding,
     Heads,
+    Lines,
     Own,
     Table,
     charts_of,
@@ -27,7 +28,6 @@ from repo_interp.plots.marks import (
     head_rows,
     heads_named,
     heads_where,
-    lines,
     number,
     ranked_heads,
     runs_of,
@@ -171,7 +171,7 @@ def _charts_beside(tree: xr.DataTree) -> Iterator[Chart]:
     runs, caption = runs_of(tree), "What the positions of every head do, run by run."
     yield Own("position_sources_kind", partial(head_kinds, tree), caption=caption)
     if runs.steps is not None:
-        yield Own("position_sources_kind_by_layer", partial(lines, shares, runs, "run", "kind", "layer"), caption=caption)
+        yield Lines(shares, runs, "run", "kind", "layer", "position_sources_kind_by_layer", caption=caption)
     yield from charts_of("position_sources_kind_share", shares, runs)
 
 

@@ -9,7 +9,6 @@ about how answers are judged.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
 import xarray as xr
@@ -19,7 +18,7 @@ from repo_interp.plots.marks import (
     Chart,
     Finding,
     Grid,
-    Own,
+    Maps,
     Table,
     alone,
     cells,
@@ -28,7 +27,6 @@ from repo_interp.plots.marks import (
     colour_map,
     group,
     has_runs,
-    maps,
     percent,
     runs_of,
     table_of,
@@ -59,7 +57,7 @@ def _charts_beside(tree: xr.DataTree) -> Iterator[Chart]:
     if runs.steps is None:
         yield from _scores(tree, "scores_mean_score")
     if "score_map" in scores and scores["score_map"].ndim == 3:
-        yield Own("scores_map", partial(maps, scores["score_map"], runs), caption=f"{scores['score_map'].attrs['long_name']}.")
+        yield Maps(scores["score_map"], runs, name="scores_map", caption=f"{scores['score_map'].attrs['long_name']}.")
 
 
 def _scores(run: xr.DataTree, name: str) -> Iterator[Chart]:

@@ -17,7 +17,7 @@ from repo_interp.measures.catalogue import measure_named, measure_names
 from repo_interp.measures.statistics import merge
 from repo_interp.plots import comparison_figures
 from repo_interp.plots.catalogue import tables, view_of
-from repo_interp.plots.marks.beside import charts_of, maps
+from repo_interp.plots.marks.beside import Maps, charts_of
 from repo_interp.plots.marks.runs import runs_of, spread
 from repo_interp.plots.pages.report import write_report
 from repo_interp.plots.style import SCHEME_COLOURS
@@ -222,7 +222,7 @@ def test_a_layer_that_a_run_lacks_has_no_scheme():
 def test_many_runs_are_spread_over_and_many_layers_fit():
     assert spread(list(range(20)), 3) == [0, 10, 19] and spread([1, 2], 3) == [1, 2]
     values = array(np.random.default_rng(0).random((9, 20, 2)), ("run", "layer", "head"))
-    figure = maps(values, runs(*["rope"] * 9))
+    figure = Maps(values, runs(*["rope"] * 9)).figure()
     assert len([ax for ax in figure.axes if ax.get_title("left")]) == 5 + 4
 
 
