@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 
 from repo_interp.errors import InputError, one_line
-from repo_interp.plots.marks import colour_bar, note, number, token_label
+from repo_interp.plots.marks import colour_bar, draw_cells, note, number, token_label
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
 
 PAIRS = 8

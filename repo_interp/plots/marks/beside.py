@@ -230,7 +230,7 @@ class Lines(Chart):
                 of_line = chosen.values.reshape(len(places), -1)
                 known = np.isfinite(of_line).any(axis=1)
                 if known.any():
-                    look = look | ({"color": scheme_colour(str(chosen["scheme"].item()))} if of_scheme else {})
+                    look = {**look, **({"color": scheme_colour(str(chosen["scheme"].item()))} if of_scheme else {})}
                     _line(ax, places[known], of_line[known], look, str(label if name is None else name))
                 if "error" in chosen.coords:
                     ends = chosen.values + np.multiply.outer((-1, 1), chosen["error"].values)
@@ -290,7 +290,7 @@ class Dots(Chart):
             if flat.shape[2] > 1:
                 ax.hlines(y, *_quartiles(flat[row]), color=look["color"], linewidth=1.4, alpha=0.45, gid=f"middle half {name}")
             if "error" in values.coords:
-                error = values["error"].transpose("run", axis).values[row]
+                error = values["error"].broadcast_like(values).transpose("run", axis).values[row]
                 ax.hlines(y, means[row] - error, means[row] + error, color=look["color"], linewidth=0.7, gid=f"error {name}")
             ax.plot(means[row], y, look["marker"], color=look["color"], markersize=3.6, gid=f"mean {name}")
         ax.set_yticks(range(len(names)), names)

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.colors import Normalize, TwoSlopeNorm
+from matplotlib.colors import LinearSegmentedColormap, Normalize, TwoSlopeNorm
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
@@ -110,7 +109,7 @@ def draw_cells(
         name_ticks(axis, map(_label, values[dim].values.tolist()), most)
         axis.set_label_text(axis_label(values, dim))
     if pattern:
-        lightness = image.cmap(image.norm(shown))[..., :3] @ (0.3, 0.59, 0.11)
+        lightness = np.asarray(image.to_rgba(shown))[..., :3] @ (0.3, 0.59, 0.11)
         write_cells(ax, numbers, pattern, np.where(lightness > 0.5, "black", "white"), size)
     bare(ax)
     if row == "layer" and "scheme" in values.coords:
@@ -138,6 +137,6 @@ def reach(finite: np.ndarray) -> float:
     return float((np.percentile(sizes, CLIPPED) if sizes.size > FEW else 0.0) or largest)
 
 
-def colour_map(name: str, *colours: str) -> mpl.colors.Colormap:
+def colour_map(name: str, *colours: str) -> LinearSegmentedColormap:
     """A colour map through `colours`, from white on."""
-    return mpl.colors.LinearSegmentedColormap.from_list(name, ["#FFFFFF", *colours])
+    return LinearSegmentedColormap.from_list(name, ["#FFFFFF", *colours])

@@ -68,7 +68,7 @@ def table_of(
         labels = {axis: known.get(label := first[axis].values[at].item(), label) for axis, at in zip(dims, place, strict=True)}
         values = [_cell(array.values[place]) for array in arrays]
         if any(value is not None and not isinstance(value, str) for value in values):
-            scheme = [scheme_name(kinds[labels["layer"]])] if kinds else []
+            scheme = [scheme_name(kinds[int(labels["layer"])])] if kinds else []
             rows.append((*list(labels.values())[:behind], *scheme, *list(labels.values())[behind:], *values))
     titles = [known.get(axis, axis.replace("_", " ")) for axis in dims]
     scheme = ["scheme"] if kinds else []

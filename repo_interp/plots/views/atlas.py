@@ -24,6 +24,7 @@ from matplotlib.patches import Patch
 from scipy.cluster.hierarchy import dendrogram, linkage
 from scipy.spatial.distance import squareform
 
+from repo_interp.errors import InputError
 from repo_interp.plots.marks import (
     BESIDE,
     MISSING,
@@ -164,12 +165,14 @@ def clustered(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 @style()
-def atlas_overview(run: xr.DataTree) -> PaperFigure | None:
-    """Heads and their numbers, clustered; None where fewer than two numbers differ between heads."""
+def atlas_overview(run: xr.DataTree) -> PaperFigure:
+    """Heads and their numbers, clustered. Raises InputError for fewer than three heads, or two numbers that differ."""
     atlas = group(run, "atlas")
     values, columns, heads = standardised(atlas)
     if len(columns) < 2 or len(heads) < 3:
-        return None
+        raise InputError(
+            f"an overview needs two numbers that differ, and three heads; this run has {len(columns)} and {len(heads)}"
+        )
     order, links = clustered(values)
     apart = squareform(np.clip(1 - np.abs(np.corrcoef(values.T)), 0, None), checks=False)
     of_columns = dendrogram(linkage(apart, "average"), no_plot=True)["leaves"]

@@ -153,7 +153,7 @@ def extrapolation_table(run: xr.DataTree) -> Table:
     metric, prompts = str(dataset.attrs["metric"]), int(dataset.attrs["prompts"])
     columns = [("KL", kl.mean("layer"))]
     above = dataset[[name for name in _ABOVE if name in dataset]]
-    columns += [(_ABOVE[name], array.mean({*array.dims} - {"method", "length"})) for name, array in above.items()]
+    columns += [(_ABOVE[str(name)], array.mean({*array.dims} - {"method", "length"})) for name, array in above.items()]
     columns += [("KL, last layer", kl[..., -1]), ("log perplexity there", dataset["log_perplexity"])]
     columns += [(metric, dataset["task_score"]), ("its standard error", dataset["task_score_error"])]
     note = (

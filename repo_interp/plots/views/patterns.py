@@ -127,7 +127,7 @@ def sensitivity_grid(run: xr.DataTree) -> Grid:
         )
     sizes, epsilons = grid["chunk_size"].values, grid["epsilon"].values
     size, epsilon = (patterns.attrs.get(name, np.nan) for name in ("chunk_size", "epsilon"))
-    chosen = np.argwhere((sizes == size)[:, None] & np.isclose(epsilons, epsilon)).tolist()
+    rows, columns = np.nonzero((sizes == size)[:, None] & np.isclose(epsilons, epsilon))
     grid = grid.assign_coords(
         epsilon=("epsilon", epsilons, {"long_name": "ε (positions)"}),
         chunk_size=("chunk_size", sizes, {"long_name": "chunk size (tokens)"}),
@@ -141,7 +141,14 @@ def sensitivity_grid(run: xr.DataTree) -> Grid:
         else:
             absent.append(name)
     few = f"Below half a per cent of chunks are {' or '.join(absent)}, at all sizes and ε" if absent else ""
-    return Grid("pattern_sensitivity", panels, few, ".0f", looks=looks, chosen=next(iter(chosen), None))
+    return Grid(
+        "pattern_sensitivity",
+        panels,
+        few,
+        ".0f",
+        looks=looks,
+        chosen=next(zip(rows.tolist(), columns.tolist(), strict=True), None),
+    )
 
 
 def pattern_table(run: xr.DataTree) -> Table:

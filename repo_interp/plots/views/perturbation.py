@@ -98,8 +98,8 @@ def perturbation_tables(run: xr.DataTree) -> tuple[Table, ...]:
 
 
 def _charts(run: xr.DataTree) -> Iterator[Grid]:
-    names = dict(zip(VALUES, ("log_perplexity", "rise", "task_score"), strict=True))
-    return (_grid(run, f"perturbation_{names[value]}", value) for value in values_to_show(run))
+    names = {"log_perplexity_rise": "rise"}
+    return (_grid(run, f"perturbation_{names.get(value, value)}", value) for value in values_to_show(run))
 
 
 LEAST_RISE = 0.01

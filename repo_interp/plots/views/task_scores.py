@@ -81,7 +81,7 @@ def _scores(run: xr.DataTree, name: str) -> Iterator[Chart]:
     shown = (drawn, runs_of(run)) if several else alone(run, drawn)
     yield from charts_of(name, *shown)
     if len(inside) and mean.attrs.get("units") == "nat" and not several:
-        perplexity = np.exp(drawn.drop_vars("error")).rename("perplexity").assign_attrs(drawn.attrs, units="1")
+        perplexity = xr.apply_ufunc(np.exp, drawn.drop_vars("error")).rename("perplexity").assign_attrs(drawn.attrs, units="1")
         yield from charts_of("perplexity_by_length", *alone(run, perplexity))
 
 

@@ -71,7 +71,7 @@ def test_a_page_with_nothing_to_click_has_no_script(no_pictures, tmp_path):
     scores = xr.Dataset({"mean_score": score, "standard_error": score}, coords={"test_set": ["easy", "hard"]})
     page = report_page(xr.DataTree.from_dict({"/scores": scores}), tmp_path / "scores.html").read_text(encoding="utf-8")
     assert "<script" not in page and "script-src" not in page and "JavaScript" not in page
-    assert 'alt="Scores"' in page and "<td>hard</td>" in page
+    assert 'alt="Score of a model on a task."' in page and "<td>hard</td>" in page
 
 
 # another package ------------------------------------------------------------------------------------------------------------------
