@@ -21,13 +21,14 @@ from repo_interp.plots.marks.drawing import (
     contiguous,
     counted,
     envelope,
+    label_tokens,
     legend_below,
     length_axis,
     name_ticks,
-    name_tokens,
     note,
     number,
     panels,
+    part_ribbon,
     plain_decades,
     say,
     scheme_handles,
@@ -35,7 +36,6 @@ from repo_interp.plots.marks.drawing import (
     shade_spans,
     span_handles,
     sparse_ticks,
-    thin,
     token_label,
 )
 from repo_interp.plots.marks.finding import Finding, heads_named, percent

@@ -65,11 +65,12 @@ def table_of(
     behind = max((dims.index(axis) for axis in ("layer", "head") if axis in dims), default=-1) + 1
     rows = []
     for place in np.ndindex(first.shape):
-        labels = {axis: known.get(label := first[axis].values[at].item(), label) for axis, at in zip(dims, place, strict=True)}
+        here: dict[str, Any] = {axis: first[axis].values[at].item() for axis, at in zip(dims, place, strict=True)}
+        labels = [known.get(label, label) for label in here.values()]
         values = [_cell(array.values[place]) for array in arrays]
         if any(value is not None and not isinstance(value, str) for value in values):
-            scheme = [scheme_name(kinds[int(labels["layer"])])] if kinds else []
-            rows.append((*list(labels.values())[:behind], *scheme, *list(labels.values())[behind:], *values))
+            scheme = [scheme_name(kinds[int(here["layer"])])] if kinds else []
+            rows.append((*labels[:behind], *scheme, *labels[behind:], *values))
     titles = [known.get(axis, axis.replace("_", " ")) for axis in dims]
     scheme = ["scheme"] if kinds else []
     return Table(name, title, (*titles[:behind], *scheme, *titles[behind:], *(title for title, _ in columns)), tuple(rows), note)

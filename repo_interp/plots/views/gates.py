@@ -34,10 +34,10 @@ from repo_interp.plots.marks import (
     group,
     heads_named,
     heads_where,
+    label_tokens,
     layer_colour,
     layer_scheme,
     legend_below,
-    name_tokens,
     over_prompts,
     panels,
     percent,
@@ -47,7 +47,6 @@ from repo_interp.plots.marks import (
     scheme_handles,
     schemes,
     table_of,
-    thin,
 )
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, darker, paper_figure, style
 from repo_interp.plots.view import View
@@ -246,17 +245,12 @@ def _averaged(dataset: xr.Dataset) -> str:
 
 
 def _label_tokens(run: xr.DataTree, ax: Axes, prompt: int, gates: np.ndarray, separators: np.ndarray) -> None:
-    ax.set_xlabel("token index")
-    ax.locator_params(axis="x", nbins=10, integer=True)
     described = described_prompts(run)
     tokens = None if described is None or prompt not in described["prompt"] else prompt_tokens(described, prompt)
-    if tokens is None or tokens.texts is None or tokens.count != len(gates):
-        return
     largest = np.argsort(-gates, kind="stable")[: LABELS // 3].tolist()
     order = [*np.flatnonzero(separators).tolist(), *largest, *range(0, len(gates), max(1, len(gates) // LABELS))]
-    texts = {token: tokens.text(token) for token in thin(order, max(1.0, len(gates) / LABELS))}
-    name_tokens(ax, texts, 4.6, {token: "#000000" if separators[token] else "#777777" for token in texts})
-    ax.set_xlabel(f"token index and {tokens.texts_are}")
+    tokens = tokens if tokens is not None and tokens.count == len(gates) else None
+    label_tokens(ax, tokens, order, LABELS, lambda token: "#000000" if separators[token] else "#777777")
 
 
 def _count(separators: np.ndarray) -> int:

@@ -26,16 +26,21 @@ from repo_interp.plots.marks import (
     Heads,
     Own,
     Table,
+    bare,
     cells,
     colour_map,
-    drawing,
     group,
     heads_named,
     heads_where,
     layer_scheme,
     learned_layers,
+    legend_below,
+    name_ticks,
     nanmean,
     over_prompts,
+    say,
+    scheme_handles,
+    scheme_swatches,
     schemes,
 )
 from repo_interp.plots.style import PAGE_HEIGHT, PAGE_WIDTH, PATTERN_COLOURS, PaperFigure, darker, paper_figure, style
@@ -62,17 +67,17 @@ def pattern_shares(run: xr.DataTree) -> PaperFigure:
     by_layer.sharey(overall)
     draw_stack(by_layer, nanmean(shares.values, axis=1), names)
     by_layer.tick_params(labelleft=False)
-    drawing.scheme_swatches(by_layer, named, "x")
-    drawing.name_ticks(by_layer.xaxis, named, 16)
+    scheme_swatches(by_layer, named, "x")
+    name_ticks(by_layer.xaxis, named, 16)
     by_layer.set(xlabel="layer", title="By layer")
     draw_mosaic(by_head, shares.values, names)
-    drawing.scheme_swatches(by_head, named, "y")
-    drawing.name_ticks(by_head.yaxis, named, 32)
-    drawing.name_ticks(by_head.xaxis, shares["head"].values, 16)
+    scheme_swatches(by_head, named, "y")
+    name_ticks(by_head.yaxis, named, 32)
+    name_ticks(by_head.xaxis, shares["head"].values, 16)
     by_head.set(xlabel="head", ylabel="layer", title="By layer and head")
     figure.suptitle(_caption(patterns), x=0.01, ha="left")
     handles = [Patch(facecolor=PATTERN_COLOURS[name], label=name) for name in names]
-    drawing.legend_below(figure, [*handles, *drawing.scheme_handles(named.values())])
+    legend_below(figure, [*handles, *scheme_handles(named.values())])
     return figure
 
 
@@ -84,7 +89,7 @@ def draw_stack(ax: Axes, shares: np.ndarray, names: list[str]) -> Axes:
         ax.bar(np.arange(len(shares)), height, 0.86, bottom, color=PATTERN_COLOURS[name], label=name)
         bottom += height
     for bar in np.flatnonzero(~np.isfinite(shares).all(axis=1)).tolist():
-        drawing.say(ax, "no positions", bar)
+        say(ax, "no positions", bar)
     ax.set(xlim=(-0.6, len(shares) - 0.4), ylim=(0, 100))
     return ax
 
@@ -103,7 +108,7 @@ def draw_mosaic(ax: Axes, shares: np.ndarray, names: list[str]) -> Axes:
         corners = np.stack([left, top, right, top, right, bottom, left, bottom], axis=1).reshape(-1, 4, 2)
         ax.add_collection(PolyCollection(list(corners), facecolors=PATTERN_COLOURS[name], linewidths=0, gid=f"pattern {name}"))
     ax.set(xlim=(-0.5, heads - 0.5), ylim=(layers - 0.5, -0.5))
-    drawing.bare(ax)
+    bare(ax)
     return ax
 
 

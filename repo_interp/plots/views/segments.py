@@ -29,9 +29,9 @@ from repo_interp.plots.marks import (
     draw_by_head,
     group,
     has_groups,
+    label_tokens,
     learned_layers,
     legend_below,
-    name_tokens,
     number,
     over_prompts,
     pick,
@@ -77,13 +77,11 @@ def segment_positions(run: xr.DataTree, layer: int, head: int, prompt: int = 0, 
     jumps = largest_steps(values, labels)
     ax.plot(jumps - 0.5, np.full(len(jumps), 1.02), "v", color="black", markersize=2.6, transform=ax.get_xaxis_transform(),
             clip_on=False, gid="jumps")  # fmt: skip
-    ax.set(xlabel="token index", ylabel="position z (positions)")
-    ax.locator_params(axis="x", nbins=10, integer=True)
-    if tokens.texts is not None:
-        known, firsts = np.unique(labels, return_index=True)
-        firsts = firsts[known >= 0]
-        ax.set_xlabel(f"token index, and {tokens.texts_are} of each segment's first token")
-        name_tokens(ax, {int(token): tokens.texts[token] for token in firsts[sparse_ticks(firsts, LABELS)]}, 5)
+    ax.set_ylabel("position z (positions)")
+    known, firsts = np.unique(labels, return_index=True)
+    firsts = firsts[known >= 0]
+    ranked = firsts[sparse_ticks(firsts, LABELS)].tolist()
+    label_tokens(ax, tokens, ranked, tokens.count, shown="token index, and {} of each segment's first token")
     ax.set_title(f"Layer {layer}, head {head} ({scheme_name(scheme)}), prompt {prompt}; {_scores_of(scores)}", pad=9)
     marks = Line2D([], [], linestyle="none", marker="v", color="black", markersize=3, label=f"{len(jumps)} largest jumps")
     legend_below(figure, [Patch(facecolor=SHADE, alpha=0.3, label=f"{kind}, every other one shaded"), marks])
