@@ -24,7 +24,19 @@ from repo_interp.errors import InputError
 from repo_interp.failures import until_failure
 from repo_interp.files import path_of, require_directory
 from repo_interp.plots.beside import beside
-from repo_interp.plots.marks import Chart, Heads, Own, Table, cells, has_runs, over_prompts, ranked_heads, unit_label
+from repo_interp.plots.marks import (
+    Chart,
+    Heads,
+    Own,
+    Table,
+    alone,
+    cells,
+    charts_of,
+    has_runs,
+    over_prompts,
+    ranked_heads,
+    unit_label,
+)
 from repo_interp.plots.style import FORMATS, save_figure
 from repo_interp.plots.view import View
 from repo_interp.run import require_run
@@ -97,9 +109,18 @@ def _of_heads(group: str) -> View:
         group,
         group.replace("_", " ").capitalize(),
         "A measure of another package, without a view of its own.",
-        lambda run: _head_maps(run, group),
+        lambda run: _by_axes(run, group),
         lambda run: _head_table(run, group),
     )
+
+
+def _by_axes(run: xr.DataTree, group: str) -> Iterator[Chart]:
+    """Maps of what is given by layer and head; of other variables the charts that follow from their axes."""
+    maps = _head_maps(run, group)
+    yield from maps
+    for name, array in run[group].data_vars.items():
+        if {*array.dims} - {"prompt"} and name not in {one.values.name for one in maps}:
+            yield from charts_of(f"{group}_{name}", *alone(run, array))
 
 
 def _head_maps(run: xr.DataTree, group: str) -> list[Heads]:

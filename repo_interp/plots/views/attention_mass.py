@@ -132,24 +132,29 @@ def heads_ranked(run: xr.DataTree, span: str = "needle") -> PaperFigure:
     dataset = group(run, "attention_mass")
     mass, means, named = UNIT * pick(dataset["mass"], span=span), mass_of_heads(run, span), schemes(dataset)
     ranking = ranked_heads(means)
-    first = ranking[:RANKED]
-    figure = paper_figure(PAGE_WIDTH, 0.9 + 0.135 * max(8, len(first)))
+    at = {axis: xr.DataArray([head[place] for head in ranking], dims="rank") for place, axis in enumerate(("layer", "head"))}
+    falling, low, high = (part.sel(at).values for part in (means, mass.min("prompt"), mass.max("prompt")))
+    colours, first = [scheme_colour(named[layer]) for layer, _ in ranking], min(RANKED, len(ranking))
+    figure = paper_figure(PAGE_WIDTH, 0.9 + 0.135 * max(8, first))
     bars, curve = figure.subplots(1, 2, width_ratios=(1.5, 1))
-    names = [f"L{layer} H{head}" for layer, head in first]
-    for place, (layer, head) in enumerate(first):
-        own, colour = {"layer": layer, "head": head}, scheme_colour(named[layer])
-        bars.barh(place, means.sel(own), 0.74, color=colour, alpha=0.85, gid=names[place])
-        bars.hlines(place, mass.sel(own).min(), mass.sel(own).max(), color="#222222", linewidth=0.7)
-    bars.set_yticks(range(len(first)), names)
-    bars.set(ylim=(max(8, len(first)) - 0.4, -0.6), xlim=(0, None), xlabel=f"attention mass on {span} (%)")
+    bars.barh(range(first), falling[:first], 0.74, color=colours[:first], alpha=0.85)
+    bars.hlines(range(first), low[:first], high[:first], color="#222222", linewidth=0.7)
+    bars.set_yticks(range(first), [f"L{layer} H{head}" for layer, head in ranking[:first]])
+    bars.set(ylim=(max(8, first) - 0.4, -0.6), xlim=(0, None), xlabel=f"attention mass on {span} (%)")
     bars.tick_params(axis="y", length=0)
     bars.grid(axis="x")
     prompts = mass.sizes["prompt"]
     spread = "" if prompts == 1 else f"\nbar: mean over {counted(prompts, 'prompt')}; line: smallest to largest"
-    bars.set_title(f"First {counted(len(first), 'head')}, {rows_in_words(dataset)}{spread}")
-    ranks, falling = np.arange(1, len(ranking) + 1), -np.sort(-means.values[np.isfinite(means.values)])
-    colours = [scheme_colour(named[layer]) for layer, _ in ranking]
-    curve.scatter(ranks, falling, s=9 if len(ranking) <= 64 else 4, c=colours, linewidths=0, gid="ranking", clip_on=False)
+    bars.set_title(f"First {counted(first, 'head')}, {rows_in_words(dataset)}{spread}")
+    curve.scatter(
+        np.arange(1, len(ranking) + 1),
+        falling,
+        s=9 if len(ranking) <= 64 else 4,
+        c=colours,
+        linewidths=0,
+        gid="ranking",
+        clip_on=False,
+    )
     curve.set(xlabel="rank", ylabel=f"mass on {span} (%)", xlim=(0.2, len(ranking) + 0.8), ylim=(0, None))
     curve.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     curve.grid(axis="y")

@@ -175,14 +175,13 @@ def effect_tables(run: xr.DataTree) -> tuple[Table, ...]:
 
 def _draw_sets(ax: Axes, changes: xr.DataArray, controls: xr.DataArray) -> None:
     """A dot per kind with its spread over prompts, the controls to its right."""
-    kinds = changes["kind"].values.tolist()
-    for place, kind in enumerate(kinds):
-        values, drawn = changes.sel(kind=kind).values, controls.sel(kind=kind).mean("prompt").values
-        mean, spread = values.mean(), values.std(ddof=1) if values.size > 1 else 0.0
-        ax.vlines(place - 0.12, mean - spread, mean + spread, color="#222222", linewidth=0.8)
-        ax.plot(place - 0.12, mean, "o", color=NEEDED, markersize=4, markeredgewidth=0, gid=f"set {kind}")
-        x, look = np.full(len(drawn), place + 0.12), {"color": CONTROL, "markersize": 2.6, "markeredgewidth": 0}
-        ax.plot(x, drawn, "o", **look, gid=f"control {kind}")
+    kinds, places = changes["kind"].values.tolist(), np.arange(changes.sizes["kind"])
+    mean, spread = changes.mean("prompt"), changes.std("prompt", ddof=1).fillna(0) if changes.sizes["prompt"] > 1 else 0.0
+    drawn = controls.mean("prompt").transpose("draw", "kind").values
+    ax.vlines(places - 0.12, mean - spread, mean + spread, color="#222222", linewidth=0.8)
+    ax.plot(places - 0.12, mean, "o", color=NEEDED, markersize=4, markeredgewidth=0, gid="sets")
+    x = np.broadcast_to(places + 0.12, drawn.shape)
+    ax.plot(x.ravel(), drawn.ravel(), "o", color=CONTROL, markersize=2.6, markeredgewidth=0, gid="controls")
     ax.axhline(0, color="#8A8A8A", linewidth=0.6, zorder=0)
     ax.set_xticks(range(len(kinds)), [KIND_NAMES.get(kind, str(kind)) for kind in kinds], rotation=20 if len(kinds) > 4 else 0)
     ax.set_xlim(-0.6, len(kinds) - 0.4)
