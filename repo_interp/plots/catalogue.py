@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -66,19 +67,10 @@ def view_of(group: str) -> View | None:
         shown: list[Any] = [array.attrs.get("long_name", name) for name, array in run[group].data_vars.items()]
         return f"A measure of another package: {'; '.join(map(str, shown))}."
 
-    def charts(run: xr.DataTree) -> Iterator[Chart]:
-        yield from (replace(one, name="") for one in _head_maps(run, group))
-        for drawn in cast(Any, given(run)):
-            pair = isinstance(drawn, tuple) and len(drawn) == 2
-            if not pair or not isinstance(drawn[0], str) or not isinstance(drawn[1], Figure):
-                raise InputError(f"{called(VIEWS, group)} draws a {type(drawn).__name__}; wanted pairs of a name and a figure")
-            yield Own(drawn[0], partial(_as_it_is, drawn[1]))
+    def charts(run: xr.DataTree) -> list[Heads]:
+        return [replace(one, name="") for one in _head_maps(run, group)]
 
-    return replace(_of_heads(group), lead=lead, charts=charts)
-
-
-def _as_it_is(figure: Figure) -> Figure:
-    return figure
+    return replace(_of_heads(group), lead=lead, charts=charts, given=cast(Any, given))
 
 
 def views_of(run: xr.DataTree) -> list[View]:
@@ -103,8 +95,7 @@ def _require_numbers(group: xr.Dataset, name: str) -> None:
 
 
 def _of_heads(group: str) -> View:
-    """The view of a group without one: maps and a table of what it gives by layer and head."""
-
+    """The view of a group without one: the charts that follow from its axes, and a table of heads."""
     return View(
         group,
         group.replace("_", " ").capitalize(),
@@ -120,7 +111,7 @@ def _by_axes(run: xr.DataTree, group: str) -> Iterator[Chart]:
     yield from maps
     for name, array in run[group].data_vars.items():
         if {*array.dims} - {"prompt"} and name not in {one.values.name for one in maps}:
-            yield from charts_of(f"{group}_{name}", *alone(run, array))
+            yield from charts_of(re.sub(r"\W+", "_", f"{group}_{name}"), *alone(run, array))
 
 
 def _head_maps(run: xr.DataTree, group: str) -> list[Heads]:
@@ -194,13 +185,22 @@ def figures_of(run: xr.DataTree, failures: list[str] | None = None) -> Iterator[
 
 
 def _drawn(view: View, run: xr.DataTree, taken: set[str]) -> Iterator[Drawn]:
-    for chart in (chart for chart in view.charts(run) if chart.name):
+    for chart in chain((chart for chart in view.charts(run) if chart.name), _given(view, run)):
         if chart.name in taken or chart.name != Path(chart.name).name:
             raise InputError(
                 f"the view of {view.group!r} draws a figure as {chart.name!r}; wanted a plain name that no other figure has"
             )
         taken.add(chart.name)
         yield Drawn(view, chart, chart.figure())
+
+
+def _given(view: View, run: xr.DataTree) -> Iterator[Own]:
+    """The figures of another package's plain function, each as it is given."""
+    for drawn in view.given(run):
+        pair = isinstance(drawn, tuple) and len(drawn) == 2
+        if not pair or not isinstance(drawn[0], str) or not isinstance(drawn[1], Figure):
+            raise InputError(f"{called(VIEWS, view.group)} draws a {type(drawn).__name__}; wanted pairs of a name and a figure")
+        yield Own(drawn[0], lambda figure=drawn[1]: figure)
 
 
 def write_figures(run: xr.DataTree, directory: str | os.PathLike[str], formats: Sequence[str] = FORMATS[:1]) -> list[Path]:

@@ -80,6 +80,8 @@ class View:
     """Variables that have a figure where runs are compared; None: all."""
     not_averaged: tuple[str, ...] = ()
     """Variables without a useful mean over everything: signs cancel, or every run has its own axes."""
+    given: Callable[[xr.DataTree], Iterable[tuple[str, Figure]]] = _nothing
+    """Names and figures that a plain function of another package gives, drawn one after the other."""
     beside: Beside = Beside()
     """What else is shown of several runs."""
 
