@@ -159,7 +159,7 @@ def training_line(ax: Axes, training_length: float) -> None:
 def double_axis(ax: Axes, lengths: np.ndarray) -> None:
     """Make x an axis that doubles, with every one of `lengths` named."""
     ax.set_xscale("log", base=2)
-    ax.set_xticks(lengths, [f"{length:,.0f}" for length in lengths])
+    ax.set_xticks(lengths, [f"{length:,.12g}" for length in lengths])
     ax.minorticks_off()
 
 

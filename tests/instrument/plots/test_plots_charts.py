@@ -49,6 +49,14 @@ def test_lines_of_a_single_run_have_a_panel_per_layer_in_the_colour_of_its_schem
         assert line.get_color() == SCHEME_COLOURS[scheme] and list(artist(ax, "training length").get_xdata()) == [2, 2]
 
 
+def test_an_axis_that_doubles_names_every_place():
+    """Found: tolerances of 0.05 to 0.8 were all called 0."""
+    values = xr.DataArray([1.0, 2, 3], {"epsilon": [0.05, 0.1, 1024]}, ("epsilon",), "share")
+    (chart,) = charts_of("share", *alone(RUN, values))
+    labels = chart.figure().axes[0].get_xticklabels()
+    assert [label.get_text() for label in labels] == ["0.05", "0.1", "1,024"]
+
+
 def test_dots_have_their_errors_and_a_small_change_is_not_blown_up():
     values = xr.DataArray([1e-9, 2e-9], {"kind": ["a", "b"]}, ("kind",), "loss", {"least": 0.01})
     (chart,) = charts_of("loss", *alone(RUN, values.assign_coords(error=("kind", [1e-9, 1e-9]))))
