@@ -41,7 +41,7 @@ from repo_interp.models.reposition import attentions, layout
 from repo_interp.models.tokenizing import tokenizer_of
 from repo_interp.plots.marks.arrays import ranked_heads
 from repo_interp.plots.marks.drawing import contiguous
-from repo_interp.plots.marks.heads import MISSING, scale
+from repo_interp.plots.marks.grid import MISSING, scale
 from repo_interp.plots.marks.reading import described_prompts, ordered_spans, prompt_tokens
 from repo_interp.plots.style import scheme_colour, scheme_name, span_colours
 from repo_interp.records import modelled

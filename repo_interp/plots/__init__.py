@@ -16,15 +16,7 @@ from repo_interp.plots.views.atlas import atlas_names as atlas_names
 from repo_interp.plots.views.atlas import atlas_overview as atlas_overview
 from repo_interp.plots.views.attention_mass import heads_ranked as heads_ranked
 from repo_interp.plots.views.attention_mass import mass_by_span as mass_by_span
-from repo_interp.plots.views.attention_mass import mass_grid as mass_grid
-from repo_interp.plots.views.component_curves import beyond_training_length as beyond_training_length
 from repo_interp.plots.views.component_curves import component_curves as component_curves
-from repo_interp.plots.views.component_curves import logit_by_distance as logit_by_distance
-from repo_interp.plots.views.component_shares import pair_norms as pair_norms
-from repo_interp.plots.views.component_shares import pair_of_tokens as pair_of_tokens
-from repo_interp.plots.views.component_shares import turn_histogram as turn_histogram
-from repo_interp.plots.views.component_shares import vaf_by_component as vaf_by_component
-from repo_interp.plots.views.component_shares import vaf_over_training as vaf_over_training
 from repo_interp.plots.views.components import figures_of_components as figures_of_components
 from repo_interp.plots.views.effects import effect_maps as effect_maps
 from repo_interp.plots.views.effects import effects_of_sets as effects_of_sets
@@ -45,14 +37,9 @@ from repo_interp.plots.views.ranges import position_ranges as position_ranges
 from repo_interp.plots.views.rotation import rotating_pairs as rotating_pairs
 from repo_interp.plots.views.rotation import rotation_grid as rotation_grid
 from repo_interp.plots.views.saliency import heads_by_saliency as heads_by_saliency
-from repo_interp.plots.views.saliency import saliency_heads as saliency_heads
 from repo_interp.plots.views.saliency import saliency_text as saliency_text
-from repo_interp.plots.views.segments import segment_grid as segment_grid
 from repo_interp.plots.views.segments import segment_positions as segment_positions
 from repo_interp.plots.views.segments import segment_scores as segment_scores
-from repo_interp.plots.views.task_scores import score_grid as score_grid
-from repo_interp.plots.views.task_scores import task_perplexity as task_perplexity
-from repo_interp.plots.views.task_scores import task_scores as task_scores
 from repo_interp.plots.views.three_axis import fit_correlations as fit_correlations
 from repo_interp.plots.views.three_axis import three_axis_fit as three_axis_fit
 

@@ -1,6 +1,6 @@
 """What a view shows of several runs: a tree with an axis `run`, as `repo_interp.compare` makes it.
 
-    figures     the view's own (`View.beside`), and the other variables in `View.compared` by the rule of `marks.beside`
+    charts      the view's own (`View.beside`), and the other variables in `View.compared` by the rule of `marks.beside`
     tables      one row per variable (and name), one column per run, then the view's own tables
     cell        mean over everything that a run has of the variable; what is the same in every run, value by value, is named alone
     difference  second run - first, for two runs;  +-  its standard error over prompts, paired, where both saw the same ones: all of a
@@ -15,13 +15,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import xarray as xr
-from matplotlib.figure import Figure
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.beside import draw_variable
-from repo_interp.plots.marks.reading import ordered_spans, unit_label
-from repo_interp.plots.marks.runs import Runs, runs_of, spread
-from repo_interp.plots.marks.table import Cell, Table, cells
+from repo_interp.plots.marks import Cell, Chart, Runs, Table, cells, charts_of, ordered_spans, runs_of, spread, unit_label
 from repo_interp.plots.view import View
 
 MOST = 6
@@ -34,16 +30,15 @@ def beside(group: str, view_of: Callable[[str], View | None]) -> View:
     """A view of the group `group` of several runs. `view_of`: the view of a single run; where it fails, that costs the figures alone."""
     words = group.replace("_", " ").capitalize()
 
-    def figures(tree: xr.DataTree) -> Iterator[tuple[str, Figure]]:
+    def charts(tree: xr.DataTree) -> Iterator[Chart]:
         view, dataset, runs = view_of(group), tree[group].to_dataset(), runs_of(tree)
         own = []
-        for name, figure in () if view is None else view.beside.figures(tree):
-            own.append(name)
-            yield name, figure
+        for chart in () if view is None else view.beside.charts(tree):
+            own.append(chart.name)
+            yield chart
         compared = list(dataset.data_vars) if view is None or view.compared is None else view.compared
         for variable in [name for name in compared if name in dataset and f"{group}_{name}" not in own]:
-            for suffix, figure in draw_variable(dataset[variable], runs):
-                yield "_".join(filter(None, (group, str(variable), suffix))), figure
+            yield from charts_of(f"{group}_{variable}", dataset[variable], runs)
 
     def tables(tree: xr.DataTree) -> list[Table]:
         try:
@@ -53,7 +48,7 @@ def beside(group: str, view_of: Callable[[str], View | None]) -> View:
         own = _table(tree, group, words, () if view is None else view.not_averaged)
         return [table for table in (own, *(() if view is None else view.beside.tables(tree))) if table.rows]
 
-    return View(group, words, "", figures, tables)
+    return View(group, words, "", charts, tables)
 
 
 def _table(tree: xr.DataTree, group: str, title: str, not_averaged: tuple[str, ...]) -> Table:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -24,13 +25,21 @@ from repo_interp.errors import InputError
 from repo_interp.failures import until_failure
 from repo_interp.files import path_of, require_directory
 from repo_interp.plots.beside import beside
-from repo_interp.plots.marks.arrays import over_prompts, ranked_heads
-from repo_interp.plots.marks.heads import HeadMap, head_grid_figure
-from repo_interp.plots.marks.reading import unit_label
-from repo_interp.plots.marks.runs import has_runs
-from repo_interp.plots.marks.table import Table, cells
+from repo_interp.plots.marks import (
+    Chart,
+    Heads,
+    Own,
+    Table,
+    alone,
+    cells,
+    charts_of,
+    has_runs,
+    over_prompts,
+    ranked_heads,
+    unit_label,
+)
 from repo_interp.plots.style import FORMATS, save_figure
-from repo_interp.plots.view import Figures, View
+from repo_interp.plots.view import View
 from repo_interp.run import require_run
 
 _TEXTS = ("token_text", "next_text", "name", "band", "kind", "prompts_digest")
@@ -58,7 +67,10 @@ def view_of(group: str) -> View | None:
         shown: list[Any] = [array.attrs.get("long_name", name) for name, array in run[group].data_vars.items()]
         return f"A measure of another package: {'; '.join(map(str, shown))}."
 
-    return replace(_of_heads(group), lead=lead, figures=cast(Figures, given), live=())
+    def charts(run: xr.DataTree) -> list[Heads]:
+        return [replace(one, name="") for one in _head_maps(run, group)]
+
+    return replace(_of_heads(group), lead=lead, charts=charts, given=cast(Any, given))
 
 
 def views_of(run: xr.DataTree) -> list[View]:
@@ -83,26 +95,28 @@ def _require_numbers(group: xr.Dataset, name: str) -> None:
 
 
 def _of_heads(group: str) -> View:
-    """The view of a group without one: maps and a table of what it gives by layer and head."""
-
-    def figures(run: xr.DataTree) -> Iterator[tuple[str, Figure]]:
-        for name, one in _head_maps(run, group).items():
-            yield name, head_grid_figure(one.values)
-
+    """The view of a group without one: the charts that follow from its axes, and a table of heads."""
     return View(
         group,
         group.replace("_", " ").capitalize(),
         "A measure of another package, without a view of its own.",
-        figures,
-        tables=lambda run: _head_table(run, group),
-        head_maps=lambda run: _head_maps(run, group).values(),
-        live=(f"{group}_*",),
+        lambda run: _by_axes(run, group),
+        lambda run: _head_table(run, group),
     )
 
 
-def _head_maps(run: xr.DataTree, group: str) -> dict[str, HeadMap]:
+def _by_axes(run: xr.DataTree, group: str) -> Iterator[Chart]:
+    """Maps of what is given by layer and head; of other variables the charts that follow from their axes."""
+    maps = _head_maps(run, group)
+    yield from maps
+    for name, array in run[group].data_vars.items():
+        if {*array.dims} - {"prompt"} and name not in {one.values.name for one in maps}:
+            yield from charts_of(re.sub(r"\W+", "_", f"{group}_{name}"), *alone(run, array))
+
+
+def _head_maps(run: xr.DataTree, group: str) -> list[Heads]:
     """A map of each numeric variable by layer and head (the mean over prompts), one per label of a further axis, by names for files."""
-    maps = {}
+    maps = []
     for name, array in run[group].data_vars.items():
         further = [axis for axis in array.dims if axis not in ("prompt", "layer", "head")]
         if array.dtype.kind not in "fiub" or not {"layer", "head"} <= {*array.dims} & {*array.coords}:
@@ -116,13 +130,13 @@ def _head_maps(run: xr.DataTree, group: str) -> dict[str, HeadMap]:
             mean = over_prompts(one.astype(float)).transpose("layer", "head")
             file = re.sub(r"\W+", "_", "_".join(filter(None, (group, str(name), label))))
             values = mean.assign_attrs(array.attrs | mean.attrs | {"long_name": long_name})
-            maps[file] = HeadMap(values, prompts=one if "prompt" in one.dims else None)
+            maps.append(Heads(values, prompts=one if "prompt" in one.dims else None, name=file))
     return maps
 
 
 def _head_table(run: xr.DataTree, group: str) -> list[Table]:
     """The heads with the largest values of the group's first map, and their values of the others."""
-    maps = [one.values for one in _head_maps(run, group).values()]
+    maps = [one.values for one in _head_maps(run, group)]
     if not maps:
         return []
     heads = ranked_heads(maps[0])[:MOST_ROWS]
@@ -134,11 +148,16 @@ def _head_table(run: xr.DataTree, group: str) -> list[Table]:
 
 
 class Drawn(NamedTuple):
-    """One figure: the view that draws it, and the name of its file."""
+    """One figure: the view that gives it, its chart, and the figure."""
 
     view: View
-    name: str
+    chart: Chart
     figure: Figure
+
+    @property
+    def name(self) -> str:
+        """The name of its file."""
+        return self.chart.name
 
     @property
     def measure(self) -> str:
@@ -149,7 +168,7 @@ class Drawn(NamedTuple):
     def caption(self) -> str:
         """What is drawn; without a caption of its own, its name in words: "gates_layer2_head0" -> "Gates, layer 2, head 0"."""
         words = re.sub(r"_(layer|head)(\d+)", r", \1 \2", self.name).replace("_", " ")
-        return getattr(self.figure, "caption", "") or words[:1].upper() + words[1:]
+        return self.chart.caption or getattr(self.figure, "caption", "") or words[:1].upper() + words[1:]
 
 
 def figures_of(run: xr.DataTree, failures: list[str] | None = None) -> Iterator[Drawn]:
@@ -166,17 +185,22 @@ def figures_of(run: xr.DataTree, failures: list[str] | None = None) -> Iterator[
 
 
 def _drawn(view: View, run: xr.DataTree, taken: set[str]) -> Iterator[Drawn]:
-    for drawn in view.figures(run):
+    for chart in chain((chart for chart in view.charts(run) if chart.name), _given(view, run)):
+        if chart.name in taken or chart.name != Path(chart.name).name:
+            raise InputError(
+                f"the view of {view.group!r} draws a figure as {chart.name!r}; wanted a plain name that no other figure has"
+            )
+        taken.add(chart.name)
+        yield Drawn(view, chart, chart.figure())
+
+
+def _given(view: View, run: xr.DataTree) -> Iterator[Own]:
+    """The figures of another package's plain function, each as it is given."""
+    for drawn in view.given(run):
         pair = isinstance(drawn, tuple) and len(drawn) == 2
         if not pair or not isinstance(drawn[0], str) or not isinstance(drawn[1], Figure):
             raise InputError(f"{called(VIEWS, view.group)} draws a {type(drawn).__name__}; wanted pairs of a name and a figure")
-        name, figure = drawn
-        if name in taken or name != Path(name).name:
-            raise InputError(
-                f"the view of {view.group!r} draws a figure as {name!r}; wanted a plain name that no other figure has"
-            )
-        taken.add(name)
-        yield Drawn(view, name, figure)
+        yield Own(drawn[0], lambda figure=drawn[1]: figure)
 
 
 def write_figures(run: xr.DataTree, directory: str | os.PathLike[str], formats: Sequence[str] = FORMATS[:1]) -> list[Path]:
@@ -188,7 +212,7 @@ def write_figures(run: xr.DataTree, directory: str | os.PathLike[str], formats: 
     directory = path_of(directory, "a directory for figures")
     require_directory(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    return [file for _, name, figure in figures_of(run) for file in save_figure(figure, directory / name, formats)]
+    return [file for one in figures_of(run) for file in save_figure(one.figure, directory / one.name, formats)]
 
 
 def tables(run: xr.DataTree, failures: list[str] | None = None) -> list[Table]:

@@ -12,7 +12,7 @@ from itertools import count
 import xarray as xr
 
 from repo_interp.plots.catalogue import views_of
-from repo_interp.plots.marks.finding import Finding
+from repo_interp.plots.marks import Finding
 
 MOST = 8
 """Findings of a run."""

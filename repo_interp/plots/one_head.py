@@ -8,8 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 
 from repo_interp.errors import InputError, one_line
-from repo_interp.plots.marks.drawing import colour_bar, name_ticks, note, number, token_label
-from repo_interp.plots.marks.heads import MISSING
+from repo_interp.plots.marks import colour_bar, draw_cells, note, number, token_label
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
 
 PAIRS = 8
@@ -28,17 +27,15 @@ def attention_pattern(pattern: xr.DataArray) -> PaperFigure:
         raise InputError(f"a pattern is what ri.attention_pattern returns, [query, key]; got {one_line(repr(pattern), 80)}")
     figure = paper_figure(COLUMN_WIDTH, COLUMN_WIDTH * 0.9)
     ax = figure.subplots()
-    image = ax.imshow(pattern.values, cmap="viridis", norm=PowerNorm(0.5, 0, 1), interpolation="nearest", gid="pattern")
-    ax.set_facecolor(MISSING)
-    ax.spines[:].set_visible(False)
     text = [token_label(str(each)) for each in pattern["text"].values] if "text" in pattern.coords else []
-    if any(text) and len(text) <= NAMED:
+    named = any(text) and len(text) <= NAMED
+    look = {"cmap": "viridis", "norm": PowerNorm(0.5, 0, 1), "gid": "pattern"}
+    image = draw_cells(ax, pattern, look, most=8)
+    ax.set_aspect("equal")
+    if named:
         ax.set_xticks(range(len(text)), text, rotation=90)
         ax.set_yticks(range(len(text)), text)
-        ax.tick_params(length=0, labelsize=4.5 if len(text) > NAMED // 2 else None)
-    else:
-        for axis in (ax.xaxis, ax.yaxis):
-            name_ticks(axis, pattern["key"].values, 8)
+        ax.tick_params(labelsize=4.5 if len(text) > NAMED // 2 else None)
     ax.set(xlabel="key", ylabel="query")
     ax.set_title(f"Layer {pattern.attrs.get('layer')}, head {pattern.attrs.get('head')}")
     colour_bar(figure, image, ax, "attention", ticks=(0, 0.01, 0.1, 0.25, 0.5, 1), fraction=0.046)

@@ -15,13 +15,7 @@ from typing import Any
 import xarray as xr
 from matplotlib.figure import Figure
 
-from repo_interp.plots.marks.finding import Finding
-from repo_interp.plots.marks.head_charts import HeadChart
-from repo_interp.plots.marks.heads import HeadMap
-from repo_interp.plots.marks.table import Table
-
-Figures = Callable[[xr.DataTree], Iterator[tuple[str, Figure]]]
-"""Figures of a run, by the names of their files, drawn one after the other."""
+from repo_interp.plots.marks import Chart, Finding, Heads, Table
 
 
 @dataclass(frozen=True)
@@ -51,20 +45,15 @@ class Interactive:
 
 
 def _nothing(run: xr.DataTree) -> Iterator[Any]:
-    """What a view gives that has no figures, no tables, no maps or no charts."""
+    """What a view gives that has no charts, no tables or no findings."""
     return iter(())
-
-
-def one_figure(name: str, draw: Callable[[xr.DataTree], Figure]) -> Figures:
-    """The figures of a view that has one, whatever the run holds."""
-    return lambda run: iter([(name, draw(run))])
 
 
 @dataclass(frozen=True)
 class Beside:
     """What a view shows of a tree with an axis `run`, in addition to the variables in `View.compared`."""
 
-    figures: Figures = _nothing
+    charts: Callable[[xr.DataTree], Iterable[Chart]] = _nothing
     tables: Callable[[xr.DataTree], Iterable[Table]] = _nothing
 
 
@@ -76,17 +65,12 @@ class View:
     title: str
     lead: str | Callable[[xr.DataTree], str]
     """A sentence, or a function of the run that gives it: what is shown, and its limits."""
-    figures: Figures = _nothing
+    charts: Callable[[xr.DataTree], Iterable[Chart]] = _nothing
+    """Figures, maps of heads, and charts of the page that follow the head, prompt and token chosen in the explorer."""
     tables: Callable[[xr.DataTree], Iterable[Table]] = _nothing
     """The same rows for the page, the terminal and the notebook."""
     findings: Callable[[xr.DataTree], Iterable[Finding]] = _nothing
     """What the group shows, in sentences that passed a threshold or a null."""
-    head_maps: Callable[[xr.DataTree], Iterable[HeadMap]] = _nothing
-    """Maps of heads for the page: a click opens the head in the explorer, where the run has positions."""
-    head_charts: Callable[[xr.DataTree], Iterable[HeadChart]] = _nothing
-    """Charts for the page that follow the head, prompt and token chosen in the explorer."""
-    live: tuple[str, ...] = ()
-    """Patterns of names (`fnmatch`) of figures whose content the page shows as a map or chart; it leaves their pictures out."""
     informative: Callable[[xr.DataTree], bool] = lambda run: True
     """Whether figures and tables are worth reading for this run. The page folds them where not, such as ranges of token indices."""
     describe: Callable[[xr.DataTree], str] = lambda run: ""
@@ -96,5 +80,15 @@ class View:
     """Variables that have a figure where runs are compared; None: all."""
     not_averaged: tuple[str, ...] = ()
     """Variables without a useful mean over everything: signs cancel, or every run has its own axes."""
+    given: Callable[[xr.DataTree], Iterable[tuple[str, Figure]]] = _nothing
+    """Names and figures that a plain function of another package gives, drawn one after the other."""
     beside: Beside = Beside()
     """What else is shown of several runs."""
+
+    def figures(self, run: xr.DataTree) -> Iterator[tuple[str, Figure]]:
+        """The figures of the charts by the names of their files, drawn one after the other."""
+        return ((chart.name, chart.figure()) for chart in self.charts(run) if chart.name)
+
+    def head_maps(self, run: xr.DataTree) -> list[Heads]:
+        """The charts that are maps of heads on the page: a click opens the head in the explorer."""
+        return [chart for chart in self.charts(run) if isinstance(chart, Heads)]

@@ -28,6 +28,7 @@ from position_papers.kit.differences import Sample, between, in_words, numbers_o
 from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
 from position_papers.kit.rules import Above
 from position_papers.kit.scale import Scale
+from position_papers.kit.score_figures import draw_scores, handles
 from position_papers.kit.scores import (
     Scored,
     ScoreOptions,
@@ -44,7 +45,6 @@ from position_papers.kit.subjects import Subject, records_of
 from position_papers.training.trained import configured_task, recorded_scores
 from repo_interp.checkpoint_files.stored import stored_digest
 from repo_interp.plots.marks.drawing import legend_below
-from repo_interp.plots.marks.scores import draw_scores, handles
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.tasks import Prompt, Task
 from repo_interp.tasks.task import Response

@@ -20,11 +20,11 @@ from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
 from position_papers.kit.differences import MATERIAL, between, between_rises, in_words, numbers_of, rise
 from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
 from position_papers.kit.perplexities import compared, on_the_same_windows, perplexity_table, shortest_and_longest
+from position_papers.kit.perplexity_figures import perplexity_by_length
 from position_papers.kit.rules import Above, All, AtMost
 from position_papers.kit.scale import Scale
 from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, first_of, in_legend, missing, note, of_tasks, score_subject
 from position_papers.kit.subjects import Subject
-from repo_interp.plots.marks.perplexity import perplexity_by_length
 from repo_interp.plots.marks.scores import layout_name
 
 ROPE, ABSOLUTE, OPEN, KEYS, FEW = "rope", "learned", "open", "separate_keys", "few"

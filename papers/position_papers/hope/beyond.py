@@ -21,6 +21,7 @@ import xarray as xr
 from jaxtyping import Float
 
 from position_papers.hope import replicates
+from position_papers.hope.component_figures import beyond_training_length
 from position_papers.hope.mean_curves import NAME, random_phases, smoothed, turning
 from position_papers.hope.replicates import NEEDS_ROPE, Sampling, bands
 from position_papers.hope.wording import OVER_REPLICATES, capped, labelled, named_bands, random_weights
@@ -30,7 +31,6 @@ from position_papers.kit.experiment import Drawing, Experiment
 from position_papers.kit.rules import All, AtLeast, BeyondNull, Observed, Rule, beside_null
 from position_papers.kit.subjects import Subject
 from repo_interp.measures.labels import described
-from repo_interp.plots.views.component_curves import beyond_training_length
 from repo_interp.tasks.random_tokens import Kind
 
 TOLERANCE = 0.05

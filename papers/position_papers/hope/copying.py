@@ -29,9 +29,10 @@ from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
 from position_papers.kit.differences import Sample, between, in_words, numbers_of
 from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
 from position_papers.kit.rules import Above, All, AtLeast, NotBelow, Where
+from position_papers.kit.score_figures import legend_under
 from position_papers.kit.scores import PLAIN, Scored, first_of, missing, note, of_tasks, score_table
 from position_papers.training.trained import configured_task
-from repo_interp.plots.marks.scores import legend_under, looks
+from repo_interp.plots.marks.scores import looks
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.tasks.copying import Copying
 

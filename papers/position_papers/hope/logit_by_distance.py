@@ -24,6 +24,7 @@ import xarray as xr
 from jaxtyping import Float
 
 from position_papers.hope import replicates
+from position_papers.hope.component_figures import logit_by_distance
 from position_papers.hope.mean_curves import NAME, random_phases, smoothed, turning
 from position_papers.hope.replicates import Sampling, bands, is_analysed
 from position_papers.hope.wording import OVER_REPLICATES, capped, capped_caption, labelled, parts_caption, random_weights
@@ -34,7 +35,7 @@ from position_papers.kit.experiment import Drawing, Experiment, Needs, together
 from position_papers.kit.rules import All, AtLeast, BeyondNull, Custom, Observed, Significant, beside_null
 from position_papers.kit.subjects import Subject
 from repo_interp.measures.labels import described
-from repo_interp.plots.views.component_curves import FEW_PAIRS, logit_by_distance
+from repo_interp.plots.views.component_curves import FEW_PAIRS
 from repo_interp.positions.layouts import format_layout
 from repo_interp.tasks.random_tokens import Kind
 

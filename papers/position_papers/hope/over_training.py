@@ -21,6 +21,7 @@ from jaxtyping import Float
 from scipy.stats import spearmanr
 
 from position_papers.hope import replicates
+from position_papers.hope.component_figures import vaf_over_training
 from position_papers.hope.mean_curves import mean_curve_vaf
 from position_papers.hope.replicates import NEEDS_ROPE, Sampling, bands
 from position_papers.hope.wording import OVER_REPLICATES, capped, named_bands
@@ -38,7 +39,6 @@ from repo_interp.measures.labels import described
 from repo_interp.models.checkpoints import identify
 from repo_interp.models.load import load
 from repo_interp.models.provenance import checkpoint_digest
-from repo_interp.plots.views.component_shares import vaf_over_training
 from repo_interp.run import write_netcdf
 
 FILE = "steps.nc"

@@ -26,10 +26,10 @@ from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
 from position_papers.kit.differences import MATERIAL, between, in_words, numbers_of
 from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
 from position_papers.kit.perplexities import compared, on_the_same_windows, perplexity_table, shortest_and_longest
+from position_papers.kit.perplexity_figures import perplexity_panels
 from position_papers.kit.rules import Above
 from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, first_of, missing, note, of_tasks
 from position_papers.kit.subjects import Subject
-from repo_interp.plots.marks.perplexity import perplexity_panels
 
 LOG_PERPLEXITY = "log perplexity at the longest length, in nats per token,"
 

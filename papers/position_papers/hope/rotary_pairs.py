@@ -16,6 +16,7 @@ import torch
 import xarray as xr
 
 from position_papers.hope import replicates
+from position_papers.hope.component_figures import pair_norms, pair_of_tokens, turn_histogram
 from position_papers.hope.replicates import Sampling, bands, has_rope_alone, is_analysed
 from position_papers.hope.wording import capped_caption, named_bands
 from position_papers.kit.cache import Cache
@@ -30,7 +31,6 @@ from repo_interp.measures.rotation import Rotation
 from repo_interp.measures.statistics import Measure
 from repo_interp.models.capture import capture
 from repo_interp.models.load import load
-from repo_interp.plots.views.component_shares import pair_norms, pair_of_tokens, turn_histogram
 
 NORM_SEQUENCES, LONG_NORM_SEQUENCES = 8, 2
 """Most sequences that norms are taken over, and most long ones: they hardly differ between sequences."""

@@ -15,6 +15,7 @@ import xarray as xr
 from jaxtyping import Bool, Float
 
 from position_papers.hope import replicates
+from position_papers.hope.component_figures import vaf_by_component
 from position_papers.hope.mean_curves import NAME, curve_vaf, mean_curve_vaf, random_phases, turning
 from position_papers.hope.replicates import NEEDS_ROPE, Sampling, bands
 from position_papers.hope.wording import OVER_REPLICATES, capped, named_bands, parts_caption, random_weights
@@ -26,7 +27,6 @@ from position_papers.kit.seeds import over_seeds
 from position_papers.kit.subjects import Subject
 from repo_interp.measures.labels import described
 from repo_interp.plots.marks.drawing import counted
-from repo_interp.plots.views.component_shares import vaf_by_component
 
 HEIGHT = "their mean VAF above the mean of the other components, in standard deviations of these,"
 SAME = "the same number"

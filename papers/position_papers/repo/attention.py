@@ -21,6 +21,7 @@ from position_papers.kit.differences import Difference, in_words, mean_of, paire
 from position_papers.kit.experiment import Drawing, Experiment, Needs, asked_the_same, joined
 from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import Above, All, Where
+from position_papers.kit.score_figures import method_panels
 from position_papers.kit.scores import PLAIN
 from position_papers.kit.subjects import Subject, seeds_of
 from position_papers.repo.checkpoints import (
@@ -39,7 +40,7 @@ from repo_interp.analysis.analyze import analyze
 from repo_interp.measures.attention_mass import ROWS, AttentionMass
 from repo_interp.measures.labels import described
 from repo_interp.models.load import load
-from repo_interp.plots.marks.scores import layout_name, method_panels
+from repo_interp.plots.marks.scores import layout_name
 
 SPANS = ("needle", "query", "rest", "distractor")
 """Those of table 4, and the needles that are not asked for, where there are some."""

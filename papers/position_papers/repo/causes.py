@@ -22,6 +22,7 @@ from position_papers.kit.differences import Difference, paired_difference, share
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import All, AtLeast, Significant
+from position_papers.kit.score_figures import score_by_length
 from position_papers.kit.seeds import over_seeds
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import GPT2, can_mirror, reversal_of, reversals
@@ -33,7 +34,6 @@ from repo_interp.interventions import frozen, linearised, permuted
 from repo_interp.measures.labels import described
 from repo_interp.models.checkpoints import load_model
 from repo_interp.plots.marks.drawing import counted
-from repo_interp.plots.marks.scores import score_by_length
 
 KINDS = {"linearised": linearised, "frozen": frozen, "permuted": permuted}
 EVERYWHERE, INSTRUCTION = "all learned layers", "the instruction"

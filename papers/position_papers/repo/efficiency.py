@@ -24,13 +24,13 @@ from position_papers.kit.claims import Claim, Verdict, verdict
 from position_papers.kit.differences import mean_of, paired_difference
 from position_papers.kit.experiment import Drawing, Experiment, Needs, without_checkpoints
 from position_papers.kit.rules import AtMost, Significant
+from position_papers.kit.score_figures import score_by_length
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import OLMO
 from position_papers.repo.options import Options
 from repo_interp.measures.labels import described
 from repo_interp.models.generation import continue_greedily
 from repo_interp.models.reposition import added_parameters, reposition
-from repo_interp.plots.marks.scores import score_by_length
 from repo_interp.plots.style import PaperFigure
 
 ADDED = "the share of parameters beside the input embedding that RePo adds at the paper's size (OLMo-2 1B, from layer 5)"

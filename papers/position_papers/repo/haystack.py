@@ -20,6 +20,7 @@ from position_papers.kit.differences import Difference, between, in_words, mean_
 from position_papers.kit.experiment import Drawing, Experiment, Needs, asked_the_same
 from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import Above, All, AtLeast, AtMost, Below, Where
+from position_papers.kit.score_figures import method_panels
 from position_papers.kit.scores import PLAIN, note, sample_table
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import (
@@ -44,7 +45,6 @@ from position_papers.repo.needles import (
     search,
 )
 from position_papers.repo.options import Options
-from repo_interp.plots.marks.scores import method_panels
 
 ROOM = Below("RoPE's share of needles found (asked for after results were seen)", CEILING)
 ABLE = AtLeast("RoPE's share of needles found, without which the task cannot be done at all", 0.1)

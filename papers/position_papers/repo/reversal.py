@@ -12,13 +12,13 @@ from position_papers.kit.claims import Claim, Verdict, verdict
 from position_papers.kit.differences import between, in_words, numbers_of
 from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
 from position_papers.kit.rules import Above, AtLeast
+from position_papers.kit.score_figures import score_by_length
 from position_papers.kit.scores import Scored, ScoreOptions, note, of_tasks, score_subject, score_table
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import GPT2
 from position_papers.repo.options import Options
 from position_papers.training.trained import configured_task
 from repo_interp.plots.marks.drawing import counted
-from repo_interp.plots.marks.scores import score_by_length
 from repo_interp.plots.style import scheme_name
 from repo_interp.tasks.reversal import Reversal
 

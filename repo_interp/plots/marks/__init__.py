@@ -1,1 +1,65 @@
-"""What every view is made of: looks of schemes and spans, axes, legends, small array helpers, tables. Knows arrays and axes."""
+"""What every view is made of: charts, looks of schemes and spans, axes, legends, small array helpers, tables. Knows arrays and axes."""
+
+from repo_interp.plots.marks.arrays import (
+    FEWEST,
+    digits_of,
+    fences,
+    focused_range,
+    global_range,
+    heads_of,
+    heads_where,
+    nanmean,
+    nested_digits,
+    over_prompts,
+    ranked_heads,
+)
+from repo_interp.plots.marks.beside import Dots, Lines, Maps, charts_of, name_columns
+from repo_interp.plots.marks.chart import Chart, Own
+from repo_interp.plots.marks.drawing import (
+    bare,
+    colour_bar,
+    contiguous,
+    counted,
+    envelope,
+    label_tokens,
+    legend_below,
+    length_axis,
+    name_ticks,
+    note,
+    number,
+    panels,
+    part_ribbon,
+    plain_decades,
+    say,
+    scheme_handles,
+    scheme_swatches,
+    shade_spans,
+    span_handles,
+    sparse_ticks,
+    token_label,
+)
+from repo_interp.plots.marks.finding import Finding, heads_named, percent
+from repo_interp.plots.marks.grid import MISSING, Grid, colour_map, draw_cells
+from repo_interp.plots.marks.head_charts import HeadArrows, HeadCurves, HeadImage, HeadNumber, HeadRows, NextTokens, PromptRows
+from repo_interp.plots.marks.heads import CONTROL, Heads, control_handle, draw_by_head, head_rows, layer_table
+from repo_interp.plots.marks.reading import (
+    BACKGROUND,
+    LEARNED_SCHEMES,
+    PromptTokens,
+    checkpoint_name,
+    described_prompts,
+    first_prompt,
+    group,
+    has_groups,
+    head_axes,
+    layer_colour,
+    layer_scheme,
+    learned_layers,
+    ordered_spans,
+    pick,
+    prompt_tokens,
+    schemes,
+    unit_label,
+)
+from repo_interp.plots.marks.runs import BESIDE, Runs, alone, has_runs, runs_of, runs_with_values, spread
+from repo_interp.plots.marks.table import Cell, Table, cells, format_cell, table_of

@@ -16,6 +16,7 @@ Knows shapes and looks; knows no measure.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,13 +24,24 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, TwoSlopeNorm
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
-from repo_interp.plots.marks import drawing
 from repo_interp.plots.marks.arrays import nanmean, over_prompts
-from repo_interp.plots.marks.heads import MISSING, reach, scale
-from repo_interp.plots.marks.reading import ordered_spans, schemes, unit_label
+from repo_interp.plots.marks.chart import Chart
+from repo_interp.plots.marks.drawing import colour_bar, double_axis, legend_below, panels, plain_decades, say, training_line
+from repo_interp.plots.marks.grid import draw_cells, reach, scale
+from repo_interp.plots.marks.reading import axis_label, axis_name, ordered_spans, unit_label
 from repo_interp.plots.marks.runs import BESIDE, Runs, runs_with_values, spread
-from repo_interp.plots.style import PAGE_WIDTH, PATTERN_COLOURS, PaperFigure, darker, paper_figure, span_colours, style
+from repo_interp.plots.style import (
+    PAGE_WIDTH,
+    PATTERN_COLOURS,
+    PaperFigure,
+    darker,
+    paper_figure,
+    scheme_colour,
+    span_colours,
+    style,
+)
 
 PANELS, COLUMNS = 8, 4
 """Panels of layers, and how many in a row; of more layers the first, the last and some between are drawn."""
@@ -37,35 +49,39 @@ NAMES = 16
 """Most names of an axis in one figure."""
 LOG_ABOVE, LOG_BELOW = 50.0, 1e5
 """Ratios of the largest to the smallest value, all positive, between which a scale is logarithmic."""
+ALIKE = 8.0
+"""Largest over smallest range of panels up to which they share an axis."""
 LINE = 0.8
 """Share of its light that a colour for areas keeps where it is a line's."""
 _LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#804020", "#4B2BD6", "#56B4E9", "#5A5A5A")
 
 
-def draw_variable(array: xr.DataArray, runs: Runs) -> Iterator[tuple[str, PaperFigure]]:
-    """`array` [run, ...] by the rule of the module: the end of the figure's name, and the figure with its caption.
+def charts_of(name: str, array: xr.DataArray, runs: Runs, live: bool = False) -> Iterator["Lines | Dots | Maps"]:
+    """The charts of `array` [run, ...] by the rule of the module; their names begin with `name`. A coordinate `error` is drawn as
+    bars.
 
-    Nothing where no rule fits, or fewer than two runs have a value.
+    Nothing where no rule fits, or fewer than two of several runs have a value.
     """
-    if array.dtype.kind != "f" or len(runs_with_values(array)) < 2:
+    if array.dtype.kind != "f" or len(runs_with_values(array)) < min(2, len(runs.names)):
         return
     prompts, values = array.sizes.get("prompt", 0), over_prompts(array)
-    caption = f"{array.attrs.get('long_name', array.name)}{f', mean over {prompts} prompts' if prompts > 1 else ''}."
+    caption = f"{array.attrs.get('long_name', array.name)}{f', mean over {prompts} prompts' if prompts > 1 else ''}"
     heads = [dim for dim in ("layer", "head") if dim in values.dims]
     names = [dim for dim in values.dims if dim not in ("run", *heads) and values[dim].dtype.kind in "OUST"]
     for dim in [dim for dim in names if runs.steps is None and all(str(label).isdecimal() for label in values[dim].values)]:
-        values = values.assign_coords({dim: values[dim].values.astype(int)}).sortby(dim)  # lengths, as test sets are called
+        named = (dim, values[dim].values.astype(int), values[dim].attrs)
+        values = values.assign_coords({dim: named}).sortby(dim)  # lengths, as test sets are called
         names.remove(dim)
     numbers = [dim for dim in values.dims if dim not in ("run", *heads, *names)]
-    for suffix, figure, of in _figures(values, runs, heads, names, numbers):
-        figure.caption = f"{caption[:1].upper()}{caption[1:-1]}{of}."
-        yield suffix, figure
+    for suffix, chart, of in _charts(values, runs, heads, names, numbers):
+        named = "_".join(filter(None, (name, suffix)))
+        yield replace(chart, name=named, live=live, caption=f"{caption[:1].upper()}{caption[1:]}{of}.")
 
 
-def _figures(
+def _charts(
     values: xr.DataArray, runs: Runs, heads: list[str], names: list[Hashable], numbers: list[Hashable]
-) -> Iterator[tuple[str, PaperFigure, str]]:
-    """The end of the name of every figure, the figure, and the end of its caption."""
+) -> Iterator[tuple[str, "Lines | Dots | Maps", str]]:
+    """The end of the name of every figure, its chart, and the end of its caption."""
     if not names and not numbers and not heads:
         names, values = ["of"], values.expand_dims(of=[str(values.name)])
     if len(numbers) == 2 and not names and all(str(dim).endswith("_block") for dim in numbers):
@@ -73,28 +89,33 @@ def _figures(
         squares = ((moved - moved.isel(run=0)) ** 2).isel(run=slice(1, None)).mean(["run", *numbers]).fillna(-1.0)
         head = {str(dim): int(place) for dim, place in squares.argmax(...).items()} if heads else {}
         named = ", ".join(f"{dim} {int(moved[dim][place])}" for dim, place in head.items())
-        yield "", maps(moved.isel(head), runs, named), f". {named}, the head in which the runs differ most"
+        yield "", Maps(moved.isel(head), runs, named), f". {named}, the head in which the runs differ most"
     elif not names and not numbers and len(heads) == 2:
-        yield "", maps(values, runs, f"{values.sizes['layer']} layers of {values.sizes['head']} heads"), ""
+        yield "", Maps(values, runs, f"{values.sizes['layer']} layers of {values.sizes['head']} heads"), ""
         yield from _over_steps(values, runs, "over_steps")
     elif not names and not numbers and heads == ["layer"]:
-        yield "", lines(values, runs, "layer"), ""
+        yield "", Lines(values, runs, "layer"), ""
     elif len(names) == 1 and not numbers:
-        yield "", dots(values, runs, names[0]) if runs.steps is None else lines(values, runs, "run", names[0]), ""
+        chart = Dots(values, runs, names[0]) if runs.steps is None else Lines(values, runs, "run", names[0])
+        yield "", chart, ""
         for label in [name for name in names_along(values, names[0]) if "." not in name] if len(heads) == 2 else ():
             yield from _over_steps(_named(values, names[0], label), runs, f"{label}_over_steps")
     elif numbers and len(names) + len(numbers) <= 3:
         x = max(numbers, key=lambda dim: values.sizes[dim])
         panel, apart = [*(dim for dim in [*numbers, *names] if dim != x), None, None][:2]
         if values.sizes[x] == 1 and panel is None:
-            yield "", dots(values.assign_coords({x: [f"{label:g}" for label in values[x].values]}), runs, x), ""
+            yield "", Dots(values.assign_coords({x: [f"{label:g}" for label in values[x].values]}), runs, x), ""
         elif apart is None:
-            yield "", lines(values, runs, x, panel=panel or ("layer" if "layer" in heads else None)), ""
+            yield "", Lines(values, runs, x, panel=panel or ("layer" if "layer" in heads else None)), ""
         else:
             for label in values[apart].values:
                 named = _named(values, apart, label)
                 if np.isfinite(named.values).any():
-                    yield str(label), lines(named, runs, x, panel=panel), f": {apart} {label}"
+                    yield str(label), Lines(named, runs, x, panel=panel), f": {apart} {label}"
+
+
+def _panels_of(values: xr.DataArray, panel: Hashable | None, labels: list[Any]) -> list[np.ndarray]:
+    return [values.values if label is None else values.sel({panel: label}).values for label in labels]
 
 
 def _named(values: xr.DataArray, axis: Hashable, label: Any) -> xr.DataArray:
@@ -102,134 +123,192 @@ def _named(values: xr.DataArray, axis: Hashable, label: Any) -> xr.DataArray:
     return values.sel({axis: label}).assign_attrs(long_name=f"{values.attrs.get('long_name', values.name)}: {label}")
 
 
-def _over_steps(values: xr.DataArray, runs: Runs, suffix: str) -> Iterator[tuple[str, PaperFigure, str]]:
+def _over_steps(values: xr.DataArray, runs: Runs, suffix: str) -> Iterator[tuple[str, "Lines | Dots | Maps", str]]:
     """`values` [run, layer, head] of the steps of a training: a line per head, their mean where heads are more than colours."""
     if runs.steps is not None:
         few = values.sizes["head"] <= len(_LINES)
         named = values.assign_coords(head=[f"head {number}" for number in values["head"].values])
-        yield suffix, lines(named, runs, "run", "head" if few else None, "layer"), ""
+        yield suffix, Lines(named, runs, "run", "head" if few else None, "layer"), ""
 
 
-@style()
-def maps(values: xr.DataArray, runs: Runs, detail: str = "") -> PaperFigure:
+@dataclass(frozen=True)
+class Maps(Chart):
     """`values` [run, row, column] as maps with one colour scale, and their differences to the first run with another.
 
     Two runs and their difference share a row; of more runs the differences are a second row. All runs are drawn where there is room, also
     those that have no value. `detail`: a line below the title.
     """
-    values = values.transpose("run", *(dim for dim in ("layer", "head") if dim in values.dims), ...)
-    if values.sizes["run"] > BESIDE:
-        values = values.sel(run=spread(runs_with_values(values), BESIDE))
-    names, data = [str(name) for name in values["run"].values], values.values.astype(float)
-    (row, column), pair = values.dims[1:], len(names) == 2
-    base, *others = [place for place, of_run in enumerate(data) if np.isfinite(of_run).any()]
-    logarithmic = is_logarithmic(data)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        differences = np.log10(data / data[base]) if logarithmic else data - data[base]
-    height = 0.55 + 0.13 * max(6, min(len(values[row]), 32)) if row == "layer" else 1.75
-    rows = 1 if pair or not others else 2
-    figure = paper_figure(PAGE_WIDTH, rows * height + 0.3)
-    axes: Any = figure.subplots(rows, 3 if pair else len(names), squeeze=False)
-    below = axes[0, 1:] if pair else axes[-1]
-    finite = data[np.isfinite(data)]
-    colours, norm = scale(data)
-    end = reach(differences[others][np.isfinite(differences[others])])
-    looks = {"cmap": colours, "norm": LogNorm(finite.min(), finite.max()) if logarithmic else norm}
-    apart = {"cmap": "PuOr", "norm": TwoSlopeNorm(0, -end, end)}
-    drawn = [(axes[0, place], data[place], f"map {name}", runs.title(name), looks) for place, name in enumerate(names)]
-    for place in others:
-        title = f"{runs.title(names[place])} {'/' if logarithmic else '−'} {runs.title(names[base])}"
-        drawn.append((below[place], differences[place], f"difference {names[place]}", title, apart))
-    images = [_map(ax, cells, gid, title, look) for ax, cells, gid, title, look in drawn]
-    used = [ax for ax, *_ in drawn]
-    for ax, name in zip(used, [*names, *(names[place] for place in others)], strict=True):
-        for axis, dim in ((ax.xaxis, column), (ax.yaxis, row)):
-            drawing.name_ticks(axis, values[dim].values, 10 if row == "layer" else 5)
-            axis.set_label_text(axis_name(dim))
-        if row == "layer" and "scheme" in values.coords:
-            drawing.scheme_swatches(ax, schemes(values.sel(run=name)), "y")
-    _bar(figure, images[0], used[: len(names)], str(values.attrs.get("units", "")).removesuffix("1"), finite)
-    if others:
-        label = "log₁₀ of the ratio" if logarithmic else "difference"
-        _bar(figure, images[-1], used[len(names) :], label, differences[others])
-    for ax in set(axes.flat) - set(used):
-        ax.set_axis_off()
-    name_figure(figure, _title(values), detail)
-    return figure
+
+    values: xr.DataArray
+    runs: Runs
+    detail: str = ""
+    name: str = ""
+    live: bool = False
+    caption: str = ""
+
+    @style()
+    def figure(self) -> PaperFigure:
+        """The chart as a figure."""
+        values, runs = self.values, self.runs
+        values = values.transpose("run", *(dim for dim in ("layer", "head") if dim in values.dims), ...)
+        if values.sizes["run"] > BESIDE:
+            values = values.sel(run=spread(runs_with_values(values), BESIDE))
+        names, data = [str(name) for name in values["run"].values], values.values.astype(float)
+        row, pair = values.dims[1], len(names) == 2
+        base, *others = [place for place, of_run in enumerate(data) if np.isfinite(of_run).any()]
+        logarithmic = is_logarithmic(data)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            differences = np.log10(data / data[base]) if logarithmic else data - data[base]
+        height = 0.55 + 0.13 * max(6, min(len(values[row]), 32)) if row == "layer" else 1.75
+        rows = 1 if pair or not others else 2
+        figure = paper_figure(PAGE_WIDTH, rows * height + 0.3)
+        axes: Any = figure.subplots(rows, 3 if pair else len(names), squeeze=False)
+        below = axes[0, 1:] if pair else axes[-1]
+        finite = data[np.isfinite(data)]
+        colours, norm = scale(data)
+        end = reach(differences[others][np.isfinite(differences[others])])
+        looks = {"cmap": colours, "norm": LogNorm(finite.min(), finite.max()) if logarithmic else norm}
+        apart = {"cmap": "PuOr", "norm": TwoSlopeNorm(0, -end, end)}
+        drawn = [(axes[0, place], data[place], f"map {name}", runs.title(name), looks) for place, name in enumerate(names)]
+        for place in others:
+            title = f"{runs.title(names[place])} {'/' if logarithmic else '−'} {runs.title(names[base])}"
+            drawn.append((below[place], differences[place], f"difference {names[place]}", title, apart))
+        images = []
+        for (ax, cells, gid, title, look), name in zip(drawn, [*names, *(names[place] for place in others)], strict=True):
+            of_run = values.sel(run=name).copy(data=cells)
+            images.append(draw_cells(ax, of_run, {**look, "gid": gid}, most=10 if row == "layer" else 5))
+            ax.set_title(title)
+            if not np.isfinite(cells).any():
+                say(ax, "none", colour="#5A5A5A")
+        used = [ax for ax, *_ in drawn]
+        _bar(figure, images[0], used[: len(names)], str(values.attrs.get("units", "")).removesuffix("1"), finite)
+        if others:
+            label = "log₁₀ of the ratio" if logarithmic else "difference"
+            _bar(figure, images[-1], used[len(names) :], label, differences[others])
+        for ax in set(axes.flat) - set(used):
+            ax.set_axis_off()
+        name_figure(figure, _title(values), self.detail)
+        return figure
 
 
-@style()
-def lines(
-    values: xr.DataArray, runs: Runs, x: Hashable, line: Hashable | None = "run", panel: Hashable | None = None
-) -> PaperFigure:
+@dataclass(frozen=True)
+class Lines(Chart):
     """`values` [run, x, ...] as one line per label of `line`: the mean over all that has no axis, with a band of its middle half.
 
     `x`: an axis of numbers; "run": the training step. `line` None: a single line. `panel`: an axis with one panel per label; None: one.
     """
-    values = values.sel(run=runs_with_values(values))
-    looks = _looks(values, runs, line)
-    panel = panel if panel in values.dims else None
-    labels: list[Any] = [None] if panel is None else spread(list(values[panel].values), PANELS)
-    if x == "run" and runs.steps is not None:
-        steps = [runs.steps[runs.names.index(str(name))] for name in values["run"].values]
-        values = values.assign_coords(run=("run", steps, {"long_name": "training step"}))
-    places = values[x].values.astype(float)
-    width = PAGE_WIDTH if len(labels) > 2 else 0.55 * PAGE_WIDTH * len(labels)
-    figure, axes = drawing.panels(len(labels), COLUMNS, 1.7 if len(labels) == 1 else 1.35, 0.75, width, sharex=True, sharey=True)
-    for label, ax in zip(labels, axes, strict=True):
-        of_panel = values if label is None else values.sel({panel: label})
-        for name, look in looks.items():
-            of_line = (of_panel if name is None else of_panel.sel({line: name})).transpose(x, ...).values.reshape(len(places), -1)
-            known = np.isfinite(of_line).any(axis=1)
-            if known.any():
-                _line(ax, places[known], of_line[known], look, str(label if name is None else name))
-        ax.set_title("" if label is None else f"{axis_name(panel)} {label}")
-        ax.grid(axis="y")
-        if x == "run" and is_logarithmic(values.values):
-            ax.set_yscale("log")
-            drawing.plain_decades(ax.yaxis)
-        else:
-            ax.locator_params(axis="y", nbins=5)
-        if x != "run" and 3 <= len(places) <= 10 and places.min() > 0 and places.max() / places.min() >= 8:
-            ax.set_xscale("log")
-            ax.set_xticks(places, [f"{value:g}" for value in places])
-            ax.minorticks_off()
-    name_columns(axes, COLUMNS, unit_label("training step" if x == "run" else axis_name(x), values[x]))
-    figure.supylabel(str(values.attrs.get("units", "")).removesuffix("1") or axis_name(values.name))
-    some = f"{len(labels)} of {values.sizes[panel]} {axis_name(panel)}s" if panel and len(labels) < values.sizes[panel] else ""
-    name_figure(figure, _title(values), "; ".join(filter(None, [_averaged_over(values, x, panel, line), some])))
-    if line is not None:
-        handles = [Line2D([], [], markersize=3, **look) for look in looks.values()]
-        drawing.legend_below(figure, runs.handles([*map(str, looks)]) if line == "run" else handles)
-    return figure
+
+    values: xr.DataArray
+    runs: Runs
+    x: Hashable
+    line: Hashable | None = "run"
+    panel: Hashable | None = None
+    name: str = ""
+    live: bool = False
+    caption: str = ""
+
+    @style()
+    def figure(self) -> PaperFigure:
+        """The chart as a figure."""
+        values, runs, x, line, panel = self.values, self.runs, self.x, self.line, self.panel
+        values = values.sel(run=runs_with_values(values))
+        looks = _looks(values, runs, line)
+        panel = panel if panel in values.dims else None
+        labels: list[Any] = [None] if panel is None else spread(list(values[panel].values), PANELS)
+        if x == "run" and runs.steps is not None:
+            steps = [runs.steps[runs.names.index(str(name))] for name in values["run"].values]
+            values = values.assign_coords(run=("run", steps, {"long_name": "training step"}))
+        places, of_scheme = values[x].values.astype(float), len(looks) == 1 and panel == "layer" and "scheme" in values.coords
+        width = PAGE_WIDTH if len(labels) > 2 else 0.55 * PAGE_WIDTH * len(labels)
+        spans = [float(np.ptp(part[np.isfinite(part)])) for part in _panels_of(values, panel, labels) if np.isfinite(part).any()]
+        alike = not spans or max(spans) <= ALIKE * min(spans)
+        figure, axes = panels(len(labels), COLUMNS, 1.7 if len(labels) == 1 else 1.35, 0.75, width, sharex=True, sharey=alike)
+        for label, ax in zip(labels, axes, strict=True):
+            of_panel = values if label is None else values.sel({panel: label})
+            for name, look in looks.items():
+                chosen = (of_panel if name is None else of_panel.sel({line: name})).transpose(x, ...)
+                of_line = chosen.values.reshape(len(places), -1)
+                known = np.isfinite(of_line).any(axis=1)
+                if known.any():
+                    look = {**look, **({"color": scheme_colour(str(chosen["scheme"].item()))} if of_scheme else {})}
+                    _line(ax, places[known], of_line[known], look, str(label if name is None else name))
+                if "error" in chosen.coords:
+                    ends = chosen.values + np.multiply.outer((-1, 1), chosen["error"].values)
+                    ax.vlines(places, *ends, color=look["color"], linewidth=0.7, gid=f"error {name}")
+            ax.set_title("" if label is None else f"{axis_name(panel)} {label}")
+            ax.grid(axis="y")
+            if x == "run" and is_logarithmic(values.values):
+                ax.set_yscale("log")
+                plain_decades(ax.yaxis)
+            else:
+                ax.locator_params(axis="y", nbins=5)
+            if x != "run" and (places == places.round()).all():
+                ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+            if x != "run" and 1 < len(places) <= 10 and places.min() > 0 and places.max() / places.min() >= 4:
+                double_axis(ax, places)
+            if "limits" in values.attrs:
+                ax.set_ylim(*values.attrs["limits"])
+            if "training_length" in values.attrs:
+                training_line(ax, values.attrs["training_length"])
+        name_columns(axes, COLUMNS, "training step" if x == "run" else axis_label(values, str(x)))
+        figure.supylabel(str(values.attrs.get("units", "")).removesuffix("1") or axis_name(values.name))
+        some = (
+            f"{len(labels)} of {values.sizes[panel]} {axis_name(panel)}s" if panel and len(labels) < values.sizes[panel] else ""
+        )
+        name_figure(figure, _title(values), "; ".join(filter(None, [_averaged_over(values, x, panel, line), some])))
+        if line is not None and (line != "run" or len(runs.names) > 1):
+            handles = [Line2D([], [], markersize=3, **look) for look in looks.values()]
+            legend_below(figure, runs.handles([*map(str, looks)]) if line == "run" else handles)
+        return figure
 
 
-@style()
-def dots(values: xr.DataArray, runs: Runs, axis: Hashable) -> PaperFigure:
+@dataclass(frozen=True)
+class Dots(Chart):
     """`values` [run, axis, ...] with names on `axis` as one dot per run and name, the mean over all else; a line: the middle half."""
-    names = names_along(values, axis)
-    values = values.sel({axis: names, "run": runs_with_values(values)}).transpose("run", axis, ...)
-    shown = [str(name) for name in values["run"].values]
-    flat = values.values.reshape(len(shown), len(names), -1)
-    means = nanmean(flat, axis=2)
-    figure = paper_figure(0.62 * PAGE_WIDTH, 0.95 + max(0.2, 0.09 * len(shown)) * len(names))
-    ax = figure.subplots()
-    for row, name in enumerate(shown):
-        look = runs.looks[name]
-        y = np.arange(len(names)) + 0.7 * ((row + 0.5) / len(shown) - 0.5)
-        if flat.shape[2] > 1:
-            ax.hlines(y, *_quartiles(flat[row]), color=look["color"], linewidth=1.4, alpha=0.45, gid=f"middle half {name}")
-        ax.plot(means[row], y, look["marker"], color=look["color"], markersize=3.6, gid=f"mean {name}")
-    ax.set_yticks(range(len(names)), names)
-    ax.set(ylim=(len(names) - 0.5, -0.5), xlabel=unit_label(axis_name(values.name), values))
-    if is_logarithmic(means):
-        ax.set_xscale("log")
-        drawing.plain_decades(ax.xaxis)
-        ax.set_xlim(float(np.nanmin(means)) / 3, float(np.nanmax(flat)) * 1.5)
-    ax.grid(axis="x")
-    name_figure(figure, str(values.attrs.get("long_name", values.name)), _averaged_over(values, axis, None))
-    drawing.legend_below(figure, [Line2D([], [], markersize=3.6, **{**runs.looks[name], "linestyle": "none"}) for name in shown])
-    return figure
+
+    values: xr.DataArray
+    runs: Runs
+    axis: Hashable
+    name: str = ""
+    live: bool = False
+    caption: str = ""
+
+    @style()
+    def figure(self) -> PaperFigure:
+        """The chart as a figure."""
+        values, runs, axis = self.values, self.runs, self.axis
+        names = names_along(values, axis)
+        values = values.sel({axis: names, "run": runs_with_values(values)}).transpose("run", axis, ...)
+        shown = [str(name) for name in values["run"].values]
+        flat = values.values.reshape(len(shown), len(names), -1)
+        means = nanmean(flat, axis=2)
+        figure = paper_figure(0.62 * PAGE_WIDTH, 0.95 + max(0.2, 0.09 * len(shown)) * len(names))
+        ax = figure.subplots()
+        for row, name in enumerate(shown):
+            look = runs.looks[name]
+            y = np.arange(len(names)) + 0.7 * ((row + 0.5) / len(shown) - 0.5)
+            if flat.shape[2] > 1:
+                ax.hlines(y, *_quartiles(flat[row]), color=look["color"], linewidth=1.4, alpha=0.45, gid=f"middle half {name}")
+            if "error" in values.coords:
+                error = values["error"].broadcast_like(values).transpose("run", axis).values[row]
+                ax.hlines(y, means[row] - error, means[row] + error, color=look["color"], linewidth=0.7, gid=f"error {name}")
+            ax.plot(means[row], y, look["marker"], color=look["color"], markersize=3.6, gid=f"mean {name}")
+        ax.set_yticks(range(len(names)), names)
+        ax.set(ylim=(len(names) - 0.5, -0.5), xlabel=unit_label(axis_name(values.name), values))
+        if is_logarithmic(means):
+            ax.set_xscale("log")
+            plain_decades(ax.xaxis)
+            ax.set_xlim(float(np.nanmin(means)) / 3, float(np.nanmax(flat)) * 1.5)
+        elif (least := values.attrs.get("least")) is not None:  # a smaller change is rounding
+            ax.update_datalim([(-least, 0), (least, 0)])
+            ax.autoscale_view(scaley=False)
+            ax.axvline(0, color="#8A8A8A", linewidth=0.6, zorder=0)
+        ax.grid(axis="x")
+        name_figure(figure, str(values.attrs.get("long_name", values.name)), _averaged_over(values, axis, None))
+        if len(shown) > 1:
+            handles = [Line2D([], [], markersize=3.6, **{**runs.looks[name], "linestyle": "none"}) for name in shown]
+            legend_below(figure, handles)
+        return figure
 
 
 def names_along(values: xr.DataArray, axis: Hashable) -> list[str]:
@@ -239,11 +318,6 @@ def names_along(values: xr.DataArray, axis: Hashable) -> list[str]:
         names = ordered_spans(names)
         names = [name for name in names if "." not in name] if len(names) > NAMES else names
     return names[:NAMES]
-
-
-def axis_name(axis: Hashable) -> str:
-    """An axis as a label: "query_block" -> "query block"."""
-    return str(axis).replace("_", " ")
 
 
 def name_figure(figure: PaperFigure, title: str, detail: str) -> None:
@@ -274,7 +348,9 @@ def _looks(values: xr.DataArray, runs: Runs, line: Hashable | None) -> dict[str 
         return {None: {**look, "color": runs.looks[str(values["run"].values[-1])]["color"]}}
     names = names_along(values, line)
     names = [name for name in names if line != "span" or "." not in name] or names
-    known = span_colours(names) if line == "span" else PATTERN_COLOURS if line == "pattern" else {}
+    known = (
+        span_colours(names) if line == "span" else PATTERN_COLOURS if line == "pattern" else values[line].attrs.get("colours", {})
+    )
     fixed = {name: darker(colour, LINE) for name, colour in known.items()}
     return {
         name: {**look, "color": fixed.get(name, _LINES[place % len(_LINES)]), "label": name} for place, name in enumerate(names)
@@ -288,21 +364,12 @@ def _line(ax: Axes, x: np.ndarray, values: np.ndarray, look: Mapping[str, Any], 
     ax.plot(x, nanmean(values, axis=1), gid=f"mean {name}", **{**look, **marks})
 
 
-def _map(ax: Axes, data: np.ndarray, gid: str, title: str, look: Mapping[str, Any]) -> Any:
-    image = ax.imshow(data, aspect="auto", interpolation="nearest", gid=gid, **look)
-    ax.set(facecolor=MISSING, title=title)
-    drawing.bare(ax)
-    if not np.isfinite(data).any():
-        drawing.say(ax, "none", colour="#5A5A5A")
-    return image
-
-
 def _bar(figure: PaperFigure, image: Any, axes: Sequence[Axes], label: str, data: np.ndarray) -> None:
     beyond = bool(np.nanmax(np.abs(data)) > image.norm.vmax * (1 + 1e-9))
     look = {"pad": 0.02, "fraction": 0.04, "aspect": 18, "extend": "both" if beyond else "neither"}
-    bar = drawing.colour_bar(figure, image, list(axes), label, **look)
+    bar = colour_bar(figure, image, list(axes), label, **look)
     if isinstance(image.norm, LogNorm):
-        drawing.plain_decades(bar.ax.yaxis)
+        plain_decades(bar.ax.yaxis)
 
 
 def _quartiles(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -8,7 +8,7 @@ Knows axes and arrays; knows nothing about runs.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any, Literal, cast
 
 import matplotlib as mpl
@@ -23,6 +23,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, NullFormatter
 from matplotlib.transforms import offset_copy
 
+from repo_interp.plots.marks.reading import PromptTokens
 from repo_interp.plots.style import (
     COLUMN_WIDTH,
     PAGE_WIDTH,
@@ -158,7 +159,7 @@ def training_line(ax: Axes, training_length: float) -> None:
 def double_axis(ax: Axes, lengths: np.ndarray) -> None:
     """Make x an axis that doubles, with every one of `lengths` named."""
     ax.set_xscale("log", base=2)
-    ax.set_xticks(lengths, [f"{length:,.0f}" for length in lengths])
+    ax.set_xticks(lengths, [f"{length:,.12g}" for length in lengths])
     ax.minorticks_off()
 
 
@@ -189,14 +190,29 @@ def name_ticks(axis: Axis, labels: Iterable[Any], most: int) -> None:
     axis.set_ticks(places, [str(labels[place]) for place in places])
 
 
-def name_tokens(ax: Axes, texts: Mapping[int, str], size: float, colours: Mapping[int, str] | None = None) -> None:
-    """Write `texts` of tokens upright below the token indices of `ax`, in points, each in its colour."""
+def label_tokens(
+    ax: Axes,
+    tokens: PromptTokens | None,
+    ranked: Iterable[int],
+    most: int,
+    ink: Callable[[int], str] = lambda token: "#333333",
+    shown: str = "token index and {}",
+) -> None:
+    """Name the axis of tokens of `ax`, and write at most `most` texts upright below it: those `ranked` first, each in its ink.
+
+    Without texts the axis has indices alone. `shown`: the label with texts, {} for what they are.
+    """
+    ax.locator_params(axis="x", nbins=10, integer=True)
+    ax.set_xlabel("token index")
+    if tokens is None or tokens.texts is None:
+        return
+    ax.set_xlabel(shown.format(tokens.texts_are))
     ax.xaxis.remove_overlapping_locs = False
-    ax.set_xticks(list(texts), [token_label(text) for text in texts.values()], minor=True)
-    ax.tick_params(axis="x", which="minor", labelsize=size, labelrotation=90, pad=9.5, length=1.5)
-    for token, label in zip(texts, ax.get_xticklabels(minor=True), strict=True):
-        if colours is not None:
-            label.set_color(colours[token])
+    places = thin(ranked, max(1.0, tokens.count / most))
+    ax.set_xticks(places, [token_label(tokens.text(token)) for token in places], minor=True)
+    ax.tick_params(axis="x", which="minor", labelsize=4.6, labelrotation=90, pad=9.5, length=1.5)
+    for token, label in zip(places, ax.get_xticklabels(minor=True), strict=True):
+        label.set_color(ink(token))
 
 
 def write_cells(ax: Axes, values: np.ndarray, pattern: str, inks: np.ndarray, size: float) -> None:

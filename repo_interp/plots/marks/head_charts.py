@@ -16,6 +16,7 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.plots.marks.arrays import digits_of, nanmean, nested_digits
+from repo_interp.plots.marks.chart import Chart
 from repo_interp.plots.marks.reading import head_axes
 
 MOST_POINTS = 160
@@ -34,8 +35,14 @@ NOTHING = 65535
 """Stands for a cell of an image without a value."""
 
 
+class PageChart(Chart):
+    """A chart of the page alone."""
+
+    name = ""
+
+
 @dataclass(frozen=True)
-class HeadCurves:
+class HeadCurves(PageChart):
     """Curves [layer, head, point] by their names, over `at` [point]."""
 
     title: str
@@ -56,7 +63,7 @@ class HeadCurves:
 
 
 @dataclass(frozen=True)
-class HeadImage:
+class HeadImage(PageChart):
     """Block means [layer, head, row, column] over the tokens of prompt `prompt`; `size`: tokens along a block."""
 
     title: str
@@ -85,7 +92,7 @@ class HeadImage:
 
 
 @dataclass(frozen=True)
-class HeadArrows:
+class HeadArrows(PageChart):
     """Complex numbers `real` + i `imaginary` [layer, head, component] as arrows from 0, `strong` ones coloured."""
 
     title: str
@@ -102,7 +109,7 @@ class HeadArrows:
 
 
 @dataclass(frozen=True)
-class HeadNumber:
+class HeadNumber(PageChart):
     """One number per head [prompt, layer, head], as a sentence about the chosen prompt."""
 
     title: str
@@ -149,7 +156,7 @@ class PromptRows:
 
 
 @dataclass(frozen=True)
-class HeadRows:
+class HeadRows(PageChart):
     """Rows of attention of several prompts, as many of the first ones as fit into `MOST_OTHER_ROWS` bytes beside the first."""
 
     title: str
@@ -169,7 +176,7 @@ class HeadRows:
 
 
 @dataclass(frozen=True)
-class NextTokens:
+class NextTokens(PageChart):
     """Probabilities [token, rank] of the likeliest next tokens of prompt `prompt`, what they are called, and of those that do follow."""
 
     title: str
@@ -192,9 +199,6 @@ class NextTokens:
             "layers": [],
             "heads": [],
         }
-
-
-HeadChart = HeadCurves | HeadImage | HeadRows | HeadArrows | HeadNumber | NextTokens
 
 
 def _plain(chart: Any) -> dict[str, Any]:

@@ -16,30 +16,28 @@ import matplotlib as mpl
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.colors import Normalize, TwoSlopeNorm, to_hex
+from matplotlib.colors import Normalize, to_hex
 from matplotlib.lines import Line2D
 
-from repo_interp.plots.marks import drawing
 from repo_interp.plots.marks.arrays import MEAN, digits_of, nanmean, nested_digits
+from repo_interp.plots.marks.chart import Chart
+from repo_interp.plots.marks.drawing import colour_bar, legend_below, name_ticks, say, scheme_handles, scheme_swatches
+from repo_interp.plots.marks.grid import MISSING, WRITTEN, draw_cells, scale
 from repo_interp.plots.marks.reading import head_axes, schemes, unit_label
 from repo_interp.plots.marks.table import Cell, Table, cells
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
 
 CONTROL = "#8A8A8A"
 """Colour of a control."""
-WRITTEN = (16, 8)
-"""Most layers and heads of a map whose values are written in its cells."""
 SHADES = 9
 """Colours of the scale in the page."""
-MISSING = "#D9D9D9"
-"""Colour of a head without a value."""
-FEW, CLIPPED = 1024, 99.5
-"""Number of values above which a colour scale of both signs ends at this percentile of their sizes."""
 
 
 @dataclass(frozen=True)
-class HeadMap:
-    """`values` [layer, head] for the page's map of heads, with `long_name` and `units`; and what a control gives in their place."""
+class Heads(Chart):
+    """`values` [layer, head] with `long_name` and `units`, as a figure and as the page's map of heads; and what a control gives
+    in their place.
+    """
 
     values: xr.DataArray
     control: xr.DataArray | None = None
@@ -49,6 +47,12 @@ class HeadMap:
     """Whether only heads of layers that learn positions, where any does, are worth naming: those of others are alike."""
     colours: np.ndarray | None = None
     """Colours [layer, head], where they stand for something else than the values."""
+    name: str = ""
+    live = True
+
+    def figure(self) -> PaperFigure:
+        """The map of the values."""
+        return head_grid_figure(self.values)
 
     def data(self) -> dict[str, Any]:
         """The map as JSON: `values` and `control` by layer and head with six significant digits, the colour of every cell, and
@@ -86,20 +90,10 @@ def head_grid(values: xr.DataArray, ax: Axes, limits: tuple[float, float] | None
     their values written in their cells.
     """
     values = values.transpose("layer", "head")
-    data = values.values.astype(float)
-    colours, norm = scale(data) if limits is None else (scale(np.array(limits))[0], Normalize(*limits, clip=True))
-    shown = ax.imshow(data, cmap=colours, norm=norm, aspect="auto")
-    ax.set_facecolor(MISSING)
-    if data.shape[0] <= WRITTEN[0] and data.shape[1] <= WRITTEN[1]:
-        lightness = mpl.colormaps[colours](norm(data))[..., :3] @ (0.3, 0.59, 0.11)
-        drawing.write_cells(ax, data, ".3g", np.where(lightness > 0.5, "black", "white"), 5.6)
-    drawing.colour_bar(ax.figure, shown, ax, pad=0.02, fraction=0.05)
-    for axis, name in ((ax.xaxis, "head"), (ax.yaxis, "layer")):
-        drawing.name_ticks(axis, values[name].values, 16)
-    ax.set(xlabel="head", ylabel="layer")
-    drawing.bare(ax)
-    if "scheme" in values.coords:
-        drawing.scheme_swatches(ax, schemes(values), "y")
+    colours, norm = scale(values.values) if limits is None else (scale(np.array(limits))[0], Normalize(*limits, clip=True))
+    few = values.sizes["layer"] <= WRITTEN[0] and values.sizes["head"] <= WRITTEN[1]
+    shown = draw_cells(ax, values, {"cmap": colours, "norm": norm}, ".3g" if few else "")
+    colour_bar(ax.figure, shown, ax, pad=0.02, fraction=0.05)
     ax.set_title("\n".join(filter(None, [_title(values), str(values.attrs.get(MEAN, ""))])))
     return ax
 
@@ -110,34 +104,44 @@ def head_grid_figure(values: xr.DataArray) -> PaperFigure:
     width = COLUMN_WIDTH if values.sizes["head"] <= 20 else PAGE_WIDTH
     figure = paper_figure(width, 0.9 + 0.15 * max(8, values.sizes["layer"]))
     head_grid(values, figure.subplots())
-    drawing.legend_below(figure, drawing.scheme_handles(schemes(values).values()))
+    legend_below(figure, scheme_handles(schemes(values).values()))
     return figure
 
 
-def draw_with_control(ax: Axes, scores: xr.DataArray, control: xr.DataArray) -> Axes:
-    """Draw `scores` and `control` [layer, head], shares of 1, on `ax`; layers without scores are marked "none"."""
-    named = schemes(scores)
-    values, below = scores.transpose("layer", "head").values, control.transpose("layer", "head").values
-    half = 0.45 * min(0.28, 0.72 / max(1, values.shape[1] - 1))
-    for place, (scheme, own, controls) in enumerate(zip(named.values(), values, below, strict=True)):
-        known = np.isfinite(own)
+def draw_by_head(
+    ax: Axes,
+    values: xr.DataArray,
+    control: xr.DataArray | None = None,
+    ends: tuple[xr.DataArray, xr.DataArray] | None = None,
+    nothing: str = "none",
+) -> Axes:
+    """Draw `values` [layer, head] on `ax` as dots, heads from left to right within their layer; layers without any say `nothing`.
+
+    A grey bar is the `control` of a head; a thin line goes from the first to the second of `ends`.
+    """
+    named = schemes(values)
+    parts = [part.transpose("layer", "head").values for part in (values, *([] if control is None else [control]), *(ends or ()))]
+    heads = values.sizes["head"]
+    offsets = np.linspace(-0.36, 0.36, heads) if heads > 1 else np.zeros(1)
+    half = 0.45 * min(0.28, 0.72 / max(1, heads - 1))
+    for place, (scheme, *of_layer) in enumerate(zip(named.values(), *parts, strict=True)):
+        known, colour = np.isfinite(of_layer[0]), scheme_colour(scheme)
         if not known.any():
-            drawing.say(ax, "none", place)
+            say(ax, nothing, place)
             continue
-        x, own, controls = place + head_offsets(len(own), 0.36)[known], own[known], controls[known]
-        ax.hlines(controls, x - half, x + half, color=CONTROL, linewidth=1.4, gid=f"control {place}")
-        ax.vlines(x, controls, own, color=CONTROL, linewidth=0.5, zorder=1)
-        ax.plot(x, own, "o", color=scheme_colour(scheme), markersize=3.2, markeredgewidth=0, gid=f"heads {place}")
-    drawing.name_ticks(ax.xaxis, named, 24)
-    ax.set(xlabel="layer", xlim=(-0.6, len(named) - 0.4), ylim=(-0.02, 1.04))
+        x, (own, *others) = place + offsets[known], (part[known] for part in of_layer)
+        if control is not None:
+            ax.hlines(others[0], x - half, x + half, color=CONTROL, linewidth=1.4, gid=f"control {place}")
+            ax.vlines(x, others[0], own, color=CONTROL, linewidth=0.5, zorder=1)
+        if ends is not None:
+            ax.vlines(x, *others[-2:], color=colour, alpha=0.45, linewidth=0.6)
+        size = 3.0 if heads <= 16 else 1.8
+        ax.plot(x, own, "o", color=colour, markersize=size, markeredgewidth=0, gid=f"heads {place}")
+    name_ticks(ax.xaxis, named, 32)
+    ax.set(xlabel="layer", xlim=(-0.6, len(named) - 0.4))
     ax.grid(axis="y")
-    drawing.scheme_swatches(ax, named, "x")
+    scheme_swatches(ax, named, "x")
     return ax
-
-
-def head_offsets(heads: int, reach: float) -> np.ndarray:
-    """Places [head] of the heads of a layer about its own place, from -`reach` to `reach`."""
-    return np.linspace(-reach, reach, heads) if heads > 1 else np.zeros(1)
 
 
 def control_handle(label: str) -> Line2D:
@@ -170,19 +174,3 @@ def layer_table(name: str, title: str, values: Mapping[str, xr.DataArray], note:
 
 def _title(values: xr.DataArray) -> str:
     return unit_label(str(values.attrs.get("long_name") or values.name or ""), values)
-
-
-def scale(data: np.ndarray) -> tuple[str, Normalize]:
-    """The colour map for `data` and its ends: diverging from 0 for values of both signs, else from 0 or the smallest."""
-    finite = data[np.isfinite(data)]
-    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-    if low < 0 < high:
-        return "PuOr", TwoSlopeNorm(0, -reach(finite), reach(finite))
-    return "cividis", Normalize(min(0.0, low), high if high > low or high > 0 else low + 1)
-
-
-def reach(finite: np.ndarray) -> float:
-    """Where a scale around 0 ends: at the largest size, of many values at all but the very largest."""
-    sizes = np.abs(finite)
-    largest = sizes.max(initial=0.0) or 1.0
-    return float((np.percentile(sizes, CLIPPED) if sizes.size > FEW else 0.0) or largest)

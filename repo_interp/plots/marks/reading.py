@@ -6,7 +6,7 @@ an InputError that lists what there is. Knows nothing about how a run came about
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -148,6 +148,16 @@ def unit_label(name: str, array: xr.DataArray) -> str:
     """`name` with the array's units in brackets; pure numbers have none, and a unit that repeats the name is left out."""
     units = str(array.attrs.get("units", ""))
     return name if units in ("", "1") or units == f"{name.split()[0]}s" else f"{name} ({units})"
+
+
+def axis_name(axis: Hashable) -> str:
+    """An axis as a label: "query_block" -> "query block"."""
+    return str(axis).replace("_", " ")
+
+
+def axis_label(array: xr.DataArray, axis: str) -> str:
+    """The label of an axis: its `long_name`, else its name, with its units."""
+    return unit_label(str(array[axis].attrs.get("long_name", axis_name(axis))), array[axis])
 
 
 def _listed(labels: list) -> str:

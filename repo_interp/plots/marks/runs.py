@@ -17,7 +17,9 @@ import xarray as xr
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.lines import Line2D
 
-from repo_interp.plots.marks import scores
+from repo_interp.plots.marks.reading import LEARNED_SCHEMES, checkpoint_name
+from repo_interp.plots.marks.scores import layout_colour
+from repo_interp.plots.marks.scores import looks as checkpoint_looks
 from repo_interp.plots.style import scheme_name
 from repo_interp.run import require_run
 
@@ -46,6 +48,16 @@ class Runs:
         return str(self.looks[name]["label"])
 
 
+def alone(run: xr.DataTree, array: xr.DataArray) -> tuple[xr.DataArray, Runs]:
+    """`array` of a single run with an axis `run`, and that run: with the colour of the scheme that learns positions, else of the most
+    frequent one.
+    """
+    name, layout = checkpoint_name(run), str(run.attrs.get("layout", "")).split(",")
+    scheme = next((scheme for scheme in layout if scheme in LEARNED_SCHEMES), max(layout, key=layout.count))
+    look = {"color": layout_colour(scheme), "linestyle": "-", "marker": "o", "label": name}
+    return array.expand_dims(run=[name]), Runs((name,), (scheme,), {name: look}, None)
+
+
 def has_runs(run: xr.DataTree) -> bool:
     """Whether a tree holds several runs along an axis `run`. Raises InputError for what is no run."""
     require_run(run)
@@ -58,10 +70,10 @@ def runs_of(comparison: xr.DataTree) -> Runs:
     names = tuple(map(str, root["run"].values))
     layouts = tuple(map(str, root["layout"].values))
     if "training_step" not in root:
-        looks = scores.looks(xr.Dataset({"layout": ("checkpoint", list(layouts))}, coords={"checkpoint": list(names)}))
+        looks = checkpoint_looks(xr.Dataset({"layout": ("checkpoint", list(layouts))}, coords={"checkpoint": list(names)}))
         return Runs(names, layouts, {name: {**looks[name], "label": scheme_name(name)} for name in names}, None)
     steps = tuple(map(int, root["training_step"].values))
-    full = np.array(to_rgb(scores.layout_colour(layouts[0])))
+    full = np.array(to_rgb(layout_colour(layouts[0])))
     looks = {
         name: {"color": to_hex(1 - share * (1 - full)), "linestyle": "-", "marker": "o", "label": f"step {step:,}"}
         for name, step, share in zip(names, steps, np.linspace(PALEST, 1, len(names)), strict=True)

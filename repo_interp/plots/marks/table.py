@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import SupportsFloat
+from typing import Any, SupportsFloat
 
 import numpy as np
+import xarray as xr
 
 from repo_interp.plots.marks.drawing import number
+from repo_interp.plots.marks.reading import schemes
+from repo_interp.plots.style import scheme_name
 
 Cell = str | int | float | None
 """None: there is no such number."""
@@ -47,6 +50,35 @@ class Table:
 def cells(values: Iterable[SupportsFloat]) -> tuple[Cell, ...]:
     """Numbers as cells; None for what is not finite."""
     return tuple(value if np.isfinite(value) else None for value in map(float, values))
+
+
+def table_of(
+    name: str, title: str, columns: Sequence[tuple[str, xr.DataArray]], note: str = "", names: Mapping[str, str] | None = None
+) -> Table:
+    """A table of `columns`: a row for every label of the axes that the first has, with the labels, the scheme of a layer, and the
+    values. Rows without a number are left out. `names`: of axes and labels that are not shown by their own.
+    """
+    arrays = xr.broadcast(*(array for _, array in columns))
+    first, dims = arrays[0], list(map(str, arrays[0].dims))
+    known = names or {}
+    kinds = schemes(first) if "layer" in dims else {}
+    behind = max((dims.index(axis) for axis in ("layer", "head") if axis in dims), default=-1) + 1
+    rows = []
+    for place in np.ndindex(first.shape):
+        here: dict[str, Any] = {axis: first[axis].values[at].item() for axis, at in zip(dims, place, strict=True)}
+        labels = [known.get(label, label) for label in here.values()]
+        values = [_cell(array.values[place]) for array in arrays]
+        if any(value is not None and not isinstance(value, str) for value in values):
+            scheme = [scheme_name(kinds[int(here["layer"])])] if kinds else []
+            rows.append((*labels[:behind], *scheme, *labels[behind:], *values))
+    titles = [known.get(axis, axis.replace("_", " ")) for axis in dims]
+    scheme = ["scheme"] if kinds else []
+    return Table(name, title, (*titles[:behind], *scheme, *titles[behind:], *(title for title, _ in columns)), tuple(rows), note)
+
+
+def _cell(value: Any) -> Cell:
+    plain = value.item() if isinstance(value, np.generic) else value
+    return None if isinstance(plain, float) and not np.isfinite(plain) else plain
 
 
 def format_cell(cell: Cell) -> str:

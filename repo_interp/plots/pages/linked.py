@@ -14,8 +14,7 @@ import xarray as xr
 
 from repo_interp.failures import until_failure
 from repo_interp.plots.catalogue import views_of
-from repo_interp.plots.marks.head_charts import HeadRows, NextTokens
-from repo_interp.plots.marks.runs import runs_of, spread
+from repo_interp.plots.marks import HeadRows, Heads, NextTokens, runs_of, spread
 from repo_interp.plots.pages.frame import template
 from repo_interp.plots.view import Interactive, PageOptions
 
@@ -53,9 +52,8 @@ def _side(run: xr.DataTree, number: int, title: str) -> list[Side]:
     data, notes = (None, ()) if interactive is None else interactive.data(run, PageOptions(budget=BUDGET))
     if interactive is None or data is None:
         return []
-    maps = [one.data() for view in views for one in until_failure(partial(view.head_maps, run), "", [])]
-    charts = [one for view in views for one in until_failure(partial(view.head_charts, run), "", [])]
-    of_token = [chart.data() for chart in charts if isinstance(chart, HeadRows | NextTokens)]
+    charts = [one for view in views for one in until_failure(partial(view.charts, run), "", [])]
+    maps, of_token = ([one.data() for one in charts if isinstance(one, kinds)] for kinds in (Heads, HeadRows | NextTokens))
     content = {"maps": maps, "charts": of_token, "data": data}
     return [Side(template().side_of(number, title, group, interactive, notes, content), interactive)]
 

@@ -13,7 +13,6 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from functools import partial
 from html import escape
 from itertools import groupby
@@ -27,9 +26,7 @@ from repo_interp.failures import noted, until_failure
 from repo_interp.files import file_to_write, write_text
 from repo_interp.plots.catalogue import figures_of, views_of
 from repo_interp.plots.findings import findings
-from repo_interp.plots.marks.reading import checkpoint_name
-from repo_interp.plots.marks.runs import has_runs, runs_of
-from repo_interp.plots.marks.table import Table, format_cell
+from repo_interp.plots.marks import Heads, Table, checkpoint_name, format_cell, has_runs, runs_of
 from repo_interp.plots.pages.frame import Picture, packaged, page_script, picture, template
 from repo_interp.plots.pages.linked import linked_sides
 from repo_interp.plots.style import FORMATS, rendered, write_pictures
@@ -138,7 +135,7 @@ def _pictures(
         if drawn is not None:
             drawn(one.name)
         with noted(failures, f"the figure {one.name!r} of {one.measure!r}"):
-            is_live = not has_runs(run) and any(fnmatch(one.name, pattern) for pattern in one.view.live)
+            is_live = one.chart.live and not has_runs(run)
             wanted = (*formats, *(() if is_live else _EMBEDDED))
             contents = rendered(one.figure, tuple(dict.fromkeys(wanted))) if wanted else {}
             write_pictures({name: contents[name] for name in formats}, directory / one.name)
@@ -194,8 +191,8 @@ def _title(run: xr.DataTree, sections: Sequence[Section]) -> str:
 def _section(view: View, run: xr.DataTree, options: PageOptions, pictures: Sequence[Picture]) -> list[Section]:
     """The section of `view` with `pictures` of its figures; none where there is nothing to show."""
     tables = list(view.tables(run))
-    maps = [heads.data() for heads in view.head_maps(run)]
-    charts = [chart.data() for chart in view.head_charts(run)]
+    drawn = [(isinstance(chart, Heads), data) for chart in view.charts(run) if (data := chart.data()) is not None]
+    maps, charts = ([data for is_map, data in drawn if is_map == wanted] for wanted in (True, False))
     data, notes = (None, ()) if view.interactive is None else view.interactive.data(run, options)
     interactive = None if data is None else view.interactive
     if not (pictures or tables or maps or charts or interactive):

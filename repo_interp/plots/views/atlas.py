@@ -10,7 +10,8 @@ number it stands at the mean. Knows nothing about how scores are measured and na
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib.resources import files
 from itertools import groupby
 from typing import Any
@@ -18,19 +19,40 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.colors import to_hex, to_rgb
+from matplotlib.colors import ListedColormap, to_hex
 from matplotlib.patches import Patch
 from scipy.cluster.hierarchy import dendrogram, linkage
 from scipy.spatial.distance import squareform
 
-from repo_interp.plots.marks.arrays import digits_of, heads_of, heads_where, ranked_heads
-from repo_interp.plots.marks.drawing import bare, colour_bar, counted, legend_below, name_ticks, scheme_swatches
-from repo_interp.plots.marks.finding import Finding, heads_named, percent
-from repo_interp.plots.marks.heads import MISSING, HeadMap
-from repo_interp.plots.marks.reading import group, schemes, unit_label
-from repo_interp.plots.marks.runs import BESIDE, has_runs, runs_of, spread
-from repo_interp.plots.marks.table import Cell, Table, cells
+from repo_interp.errors import InputError
+from repo_interp.plots.marks import (
+    BESIDE,
+    MISSING,
+    Cell,
+    Chart,
+    Finding,
+    Heads,
+    Own,
+    Table,
+    bare,
+    cells,
+    colour_bar,
+    counted,
+    digits_of,
+    draw_cells,
+    group,
+    has_runs,
+    heads_named,
+    heads_of,
+    heads_where,
+    legend_below,
+    percent,
+    ranked_heads,
+    runs_of,
+    schemes,
+    spread,
+    unit_label,
+)
 from repo_interp.plots.style import PAGE_HEIGHT, PAGE_WIDTH, PaperFigure, paper_figure, scheme_name, style
 from repo_interp.plots.view import Beside, Interactive, PageOptions, View
 
@@ -94,36 +116,32 @@ def names_figure(run: xr.DataTree, name: str, variable: str, labels: Sequence[st
     if has_runs(run):
         runs = runs_of(run)
         panels = {runs.title(name): named.sel(run=name) for name in spread(runs.names, BESIDE)}
-    palette, ticks = mpl.colormaps["tab20"], 32 // len(panels)
+    palette, most = mpl.colormaps["tab20"], 32 // len(panels)
     colours = {label: to_hex(palette((2 * place) % 20 + (2 * place) // 20)) for place, label in enumerate(labels)}
     width = PAGE_WIDTH if len(panels) > 1 else min(PAGE_WIDTH, 1.2 + 0.36 * named.sizes["head"])
     figure = paper_figure(width, 0.8 + 0.17 * max(6, named.sizes["layer"]))
     axes: Any = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    look = {
+        "cmap": ListedColormap([*colours.values()] or [MISSING]),
+        "vmin": -0.5,
+        "vmax": max(1, len(colours)) - 0.5,
+        "gid": "names",
+    }
+    first: set[str] = set()
     for ax, (title, of_run) in zip(axes, panels.items(), strict=True):
-        draw_names(ax, names_of(of_run, variable), colours)
-        name_ticks(ax.xaxis, named["head"].values, ticks)
-        name_ticks(ax.yaxis, named["layer"].values, 32)
-        ax.set(xlabel="head", title=title)
-        scheme_swatches(ax, schemes(of_run), "y")
-    axes[0].set_ylabel("layer")
-    first = {of[0] for of_run in panels.values() for of in names_of(of_run, variable).ravel() if of}
+        names = names_of(of_run, variable)
+        codes = [[[*colours].index(of[0]) if of else np.nan for of in row] for row in names]
+        draw_cells(ax, of_run[variable].transpose("layer", "head").copy(data=codes), look, most=most)
+        for row, column in np.argwhere(np.vectorize(len, otypes=[int])(names) > 1):
+            ax.text(column, row, f"+{len(names[row, column]) - 1}", ha="center", va="center", fontsize=4.6, color="black")
+        for axis, count in ((ax.xaxis, names.shape[1]), (ax.yaxis, names.shape[0])):
+            axis.set_ticks(np.arange(count + 1) - 0.5, minor=True)
+        ax.grid(which="minor", color="white", linewidth=0.8)
+        ax.set(title=title, ylabel="layer" if ax is axes[0] else "")
+        first |= {of[0] for of in names.ravel() if of}
     handles = [Patch(facecolor=colours[label], label=label) for label in labels if label in first]
     legend_below(figure, [*handles, Patch(facecolor=MISSING, label=NO_NAME)])
     return figure
-
-
-def draw_names(ax: Axes, names: np.ndarray, colours: Mapping[str, str]) -> Axes:
-    """Draw `names` [layer, head], tuples, on `ax`: the colour of the first in each cell, and the number of further ones."""
-    layers, heads = names.shape
-    cells = np.array([[to_rgb(colours[of[0]] if of else MISSING) for of in row] for row in names])
-    ax.imshow(cells, aspect="auto", gid="names")
-    for row, column in np.argwhere(np.vectorize(len, otypes=[int])(names) > 1):
-        ax.text(column, row, f"+{len(names[row, column]) - 1}", ha="center", va="center", fontsize=4.6, color="black")
-    ax.set_xticks(np.arange(heads + 1) - 0.5, minor=True)
-    ax.set_yticks(np.arange(layers + 1) - 0.5, minor=True)
-    ax.grid(which="minor", color="white", linewidth=0.8)
-    bare(ax)
-    return ax
 
 
 def standardised(atlas: xr.Dataset) -> tuple[np.ndarray, list[str], list[tuple[int, int]]]:
@@ -147,12 +165,14 @@ def clustered(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 @style()
-def atlas_overview(run: xr.DataTree) -> PaperFigure | None:
-    """Heads and their numbers, clustered; None where fewer than two numbers differ between heads."""
+def atlas_overview(run: xr.DataTree) -> PaperFigure:
+    """Heads and their numbers, clustered. Raises InputError for fewer than three heads, or two numbers that differ."""
     atlas = group(run, "atlas")
     values, columns, heads = standardised(atlas)
     if len(columns) < 2 or len(heads) < 3:
-        return None
+        raise InputError(
+            f"an overview needs two numbers that differ, and three heads; this run has {len(columns)} and {len(heads)}"
+        )
     order, links = clustered(values)
     apart = squareform(np.clip(1 - np.abs(np.corrcoef(values.T)), 0, None), checks=False)
     of_columns = dendrogram(linkage(apart, "average"), no_plot=True)["leaves"]
@@ -253,11 +273,6 @@ def embed(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any], tuple
     return {"heads": heads, "schemes": [scheme_name(named[layer]) for layer, _ in heads], "columns": described}, ()
 
 
-def _head_maps(run: xr.DataTree) -> list[HeadMap]:
-    atlas = group(run, "atlas")
-    return [HeadMap(atlas[name]) for name in MAPPED if name in atlas]
-
-
 def changed_names(tree: xr.DataTree) -> Table:
     """One row per head that is not called the same in all runs, one column per run.
 
@@ -274,12 +289,15 @@ def changed_names(tree: xr.DataTree) -> Table:
     return Table("atlas", "Heads whose name changes", ("layer", "head", *map(runs.title, shown)), rows, note)
 
 
-def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
-    if "name" in group(run, "atlas"):
-        yield "atlas_names", atlas_names(run)
-    overview = None if has_runs(run) else atlas_overview(run)
-    if overview is not None:
-        yield "atlas_overview", overview
+def _charts(run: xr.DataTree) -> Iterator[Chart]:
+    atlas = group(run, "atlas")
+    if "name" in atlas:
+        yield Own("atlas_names", partial(atlas_names, run))
+    if has_runs(run):
+        return
+    if len(standardised(atlas)[1]) > 1 and len(heads_of(atlas)) > 2:
+        yield Own("atlas_overview", partial(atlas_overview, run))
+    yield from (Heads(atlas[name]) for name in MAPPED if name in atlas)
 
 
 _FILES = files("repo_interp.plots.views")
@@ -328,12 +346,11 @@ VIEW = View(
     "The atlas of heads",
     "What every head does, in numbers and by name. A head has a name when its score is large and beyond that of every random-weight "
     "control. That does not show that the model needs the head for it.",
-    _figures,
+    _charts,
     tables=lambda run: (atlas_table(run),),
     findings=_findings,
-    head_maps=_head_maps,
     interactive=Interactive(_FILES / "atlas.html", _FILES / "atlas.js", embed),
     compared=MAPPED,
     not_averaged=("named", "null", "threshold"),
-    beside=Beside(_figures, lambda tree: (changed_names(tree),) if "name" in group(tree, "atlas") else ()),
+    beside=Beside(_charts, lambda tree: (changed_names(tree),) if "name" in group(tree, "atlas") else ()),
 )

@@ -9,6 +9,7 @@ A_ij is attention after the softmax. Draws the group `attention_mass` of a run. 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,33 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from repo_interp.plots.marks.arrays import heads_of, nanmean, over_prompts, ranked_heads
-from repo_interp.plots.marks.drawing import counted, legend_below, note, number, plain_decades, scheme_handles
-from repo_interp.plots.marks.finding import Finding, heads_named, percent
-from repo_interp.plots.marks.heads import HeadMap, head_grid_figure, head_rows
-from repo_interp.plots.marks.reading import BACKGROUND, group, has_groups, ordered_spans, pick, schemes
-from repo_interp.plots.marks.table import Table, cells
+from repo_interp.plots.marks import (
+    BACKGROUND,
+    Chart,
+    Finding,
+    Heads,
+    Own,
+    Table,
+    counted,
+    group,
+    has_groups,
+    head_rows,
+    heads_named,
+    heads_of,
+    legend_below,
+    nanmean,
+    note,
+    number,
+    ordered_spans,
+    over_prompts,
+    percent,
+    pick,
+    plain_decades,
+    ranked_heads,
+    scheme_handles,
+    schemes,
+    table_of,
+)
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, style
 from repo_interp.plots.view import View
 
@@ -110,24 +132,29 @@ def heads_ranked(run: xr.DataTree, span: str = "needle") -> PaperFigure:
     dataset = group(run, "attention_mass")
     mass, means, named = UNIT * pick(dataset["mass"], span=span), mass_of_heads(run, span), schemes(dataset)
     ranking = ranked_heads(means)
-    first = ranking[:RANKED]
-    figure = paper_figure(PAGE_WIDTH, 0.9 + 0.135 * max(8, len(first)))
+    at = {axis: xr.DataArray([head[place] for head in ranking], dims="rank") for place, axis in enumerate(("layer", "head"))}
+    falling, low, high = (part.sel(at).values for part in (means, mass.min("prompt"), mass.max("prompt")))
+    colours, first = [scheme_colour(named[layer]) for layer, _ in ranking], min(RANKED, len(ranking))
+    figure = paper_figure(PAGE_WIDTH, 0.9 + 0.135 * max(8, first))
     bars, curve = figure.subplots(1, 2, width_ratios=(1.5, 1))
-    names = [f"L{layer} H{head}" for layer, head in first]
-    for place, (layer, head) in enumerate(first):
-        own, colour = {"layer": layer, "head": head}, scheme_colour(named[layer])
-        bars.barh(place, means.sel(own), 0.74, color=colour, alpha=0.85, gid=names[place])
-        bars.hlines(place, mass.sel(own).min(), mass.sel(own).max(), color="#222222", linewidth=0.7)
-    bars.set_yticks(range(len(first)), names)
-    bars.set(ylim=(max(8, len(first)) - 0.4, -0.6), xlim=(0, None), xlabel=f"attention mass on {span} (%)")
+    bars.barh(range(first), falling[:first], 0.74, color=colours[:first], alpha=0.85)
+    bars.hlines(range(first), low[:first], high[:first], color="#222222", linewidth=0.7)
+    bars.set_yticks(range(first), [f"L{layer} H{head}" for layer, head in ranking[:first]])
+    bars.set(ylim=(max(8, first) - 0.4, -0.6), xlim=(0, None), xlabel=f"attention mass on {span} (%)")
     bars.tick_params(axis="y", length=0)
     bars.grid(axis="x")
     prompts = mass.sizes["prompt"]
     spread = "" if prompts == 1 else f"\nbar: mean over {counted(prompts, 'prompt')}; line: smallest to largest"
-    bars.set_title(f"First {counted(len(first), 'head')}, {rows_in_words(dataset)}{spread}")
-    ranks, falling = np.arange(1, len(ranking) + 1), -np.sort(-means.values[np.isfinite(means.values)])
-    colours = [scheme_colour(named[layer]) for layer, _ in ranking]
-    curve.scatter(ranks, falling, s=9 if len(ranking) <= 64 else 4, c=colours, linewidths=0, gid="ranking", clip_on=False)
+    bars.set_title(f"First {counted(first, 'head')}, {rows_in_words(dataset)}{spread}")
+    curve.scatter(
+        np.arange(1, len(ranking) + 1),
+        falling,
+        s=9 if len(ranking) <= 64 else 4,
+        c=colours,
+        linewidths=0,
+        gid="ranking",
+        clip_on=False,
+    )
     curve.set(xlabel="rank", ylabel=f"mass on {span} (%)", xlim=(0.2, len(ranking) + 0.8), ylim=(0, None))
     curve.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     curve.grid(axis="y")
@@ -153,12 +180,6 @@ def chance_per_token(dataset: xr.Dataset) -> xr.DataArray | None:
     if "chance" not in dataset:
         return None
     return (dataset["chance"] / dataset["span_tokens"].where(dataset["span_tokens"] > 0)).mean(("prompt", "layer"))
-
-
-@style()
-def mass_grid(run: xr.DataTree, span: str = "needle") -> PaperFigure:
-    """Attention mass on `span` of every head, the mean over prompts, as a layer x head map. Raises InputError as `heads_ranked`."""
-    return head_grid_figure(mass_of_heads(run, span))
 
 
 def mass_of_heads(run: xr.DataTree, span: str) -> xr.DataArray:
@@ -244,12 +265,9 @@ def share_table(run: xr.DataTree) -> Table:
 def _table_of_spans(name: str, title: str, dataset: xr.Dataset, columns: Mapping[str, xr.DataArray], note: str) -> Table:
     """Numbers of `columns` [span] and number of prompts of every span that a prompt has, in reading order."""
     prompts = dataset["mass_per_token"].notnull().any(("layer", "head")).sum("prompt")
-    rows = tuple(
-        (span, *cells(column.sel(span=span) for column in columns.values()), int(prompts.sel(span=span)))
-        for span in ordered_spans(map(str, dataset["span"].values))
-        if prompts.sel(span=span)
-    )
-    return Table(name, title, ("span", *columns, "prompts"), rows, f"{rows_in_words(dataset).capitalize()}. {note}")
+    present = [span for span in ordered_spans(map(str, dataset["span"].values)) if prompts.sel(span=span)]
+    shown = [(title, column.sel(span=present)) for title, column in {**columns, "prompts": prompts}.items()]
+    return table_of(name, title, shown, f"{rows_in_words(dataset).capitalize()}. {note}")
 
 
 def head_table(run: xr.DataTree, span: str = "needle", most: int = 20) -> Table:
@@ -282,22 +300,18 @@ def _mass_scale(ax: Axes, per_token: np.ndarray, table: np.ndarray) -> None:
         ax.set_xlim(0, 1.08 * max([*spread, float(np.nanmax(table, initial=0.0)), 1e-12]))
 
 
-def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
-    yield "attention_mass_by_span", mass_by_span(run)
+def _charts(run: xr.DataTree) -> Iterator[Chart]:
+    yield Own("attention_mass_by_span", partial(mass_by_span, run))
     if (span := main_span(run)) is not None:
-        yield "heads_ranked", heads_ranked(run, span)
-        yield "heads_map", mass_grid(run, span)
+        yield Own("heads_ranked", partial(heads_ranked, run, span))
+        mass = UNIT * group(run, "attention_mass")["mass"].sel(span=span)
+        yield Heads(mass_of_heads(run, span), prompts=mass, name="heads_map")
 
 
 def _tables(run: xr.DataTree) -> Iterator[Table]:
     yield from (mass_table(run), share_table(run))
     if (span := main_span(run)) is not None:
         yield head_table(run, span)
-
-
-def _head_maps(run: xr.DataTree) -> Iterator[HeadMap]:
-    if (span := main_span(run)) is not None:
-        yield HeadMap(mass_of_heads(run, span), prompts=UNIT * group(run, "attention_mass")["mass"].sel(span=span))
 
 
 def _lead(run: xr.DataTree) -> str:
@@ -349,11 +363,9 @@ VIEW = View(
     "attention_mass",
     "Attention mass by span",
     _lead,
-    _figures,
+    _charts,
     tables=_tables,
     findings=_findings,
-    head_maps=_head_maps,
-    live=("heads_map",),
     compared=("mass_per_token", "mass"),
     not_averaged=("table",),  # its mean over prompts and heads is taken already: that of mass_per_token
 )

@@ -6,43 +6,35 @@ model, this section also shows the text and the heads to choose. Knows nothing a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import xarray as xr
 
-from repo_interp.plots.marks.head_charts import HeadChart, HeadRows, PromptRows
-from repo_interp.plots.marks.heads import HeadMap
-from repo_interp.plots.marks.reading import checkpoint_name, first_prompt, group, has_groups
+from repo_interp.plots.marks import Chart, HeadRows, Heads, PromptRows, checkpoint_name, first_prompt, group, has_groups
 from repo_interp.plots.view import Interactive, PageOptions, View
 from repo_interp.plots.views.explorer import EXPLORER
 
 
-def _head_charts(run: xr.DataTree) -> Sequence[HeadChart]:
-    """The rows of every head: of the first prompt, and of others that the run keeps."""
+def _charts(run: xr.DataTree) -> Iterator[Chart]:
+    """Attention on token 0 and on the previous token, means over the rows that are kept, where a key that is not kept of a row
+    counts 0; and the rows of every head, of the first prompt and of others that the run keeps.
+    """
     rows, shown = group(run, "attention_rows"), first_prompt(run)
     first = 0 if shown is None else shown.prompt
+    later = rows.sel(query=rows["query"].values > 0)
+    for name, key in (("token 0", xr.zeros_like(later["query"])), ("the previous token", later["query"] - 1)):
+        share = 100 * later["weight"].where(later["key"] == key, 0.0).sum("rank").mean("query")
+        share = share.where(later["weight"].notnull().any(("query", "rank")))
+        label = f"attention on {name}, mean over tokens of prompt {first}"
+        yield Heads(share.assign_attrs(long_name=label, units="%"))
     prompts = [PromptRows(first, rows["weight"], rows["key"], rows["log_total"])]
     for prompt in rows["prompt"].values.tolist() if "prompt_weight" in rows else ():
         own = rows[["prompt_weight", "prompt_key", "prompt_log_total"]].sel(prompt=prompt)
         own = own.dropna("token", subset=["prompt_log_total"], how="all").rename(token="query", strongest="rank")
         if prompt != first and own.sizes["query"]:
             prompts.append(PromptRows(prompt, own["prompt_weight"], own["prompt_key"], own["prompt_log_total"]))
-    return [HeadRows("Attention of the chosen token", prompts)]
-
-
-def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
-    """Attention on token 0 and on the previous token, means over the rows that are kept; a key that is not kept of a row counts 0."""
-    rows, shown = group(run, "attention_rows"), first_prompt(run)
-    prompt = 0 if shown is None else shown.prompt
-    later = rows.sel(query=rows["query"].values > 0)
-    maps = []
-    for name, key in (("token 0", xr.zeros_like(later["query"])), ("the previous token", later["query"] - 1)):
-        share = 100 * later["weight"].where(later["key"] == key, 0.0).sum("rank").mean("query")
-        share = share.where(later["weight"].notnull().any(("query", "rank")))
-        label = f"attention on {name}, mean over tokens of prompt {prompt}"
-        maps.append(HeadMap(share.assign_attrs(long_name=label, units="%")))
-    return maps
+    yield HeadRows("Attention of the chosen token", prompts)
 
 
 def _embed(run: xr.DataTree, options: PageOptions) -> tuple[Any, Sequence[str]]:
@@ -57,8 +49,7 @@ VIEW = View(
     "Where a token looks",
     "Attention after the softmax from a token to the keys that it looks at most, and the logits by their distance: "
     "choose a head and a token.",
-    head_maps=_head_maps,
-    head_charts=_head_charts,
+    _charts,
     interactive=Interactive(EXPLORER.markup, EXPLORER.script, _embed, EXPLORER.parts),
     describe=lambda run: f"Attention in {checkpoint_name(run)}",
     compared=(),

@@ -17,10 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from repo_interp.errors import InputError
-from repo_interp.plots.marks.drawing import legend_below, note
-from repo_interp.plots.marks.scores import layout_name
-from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, style
+from repo_interp.plots.marks import legend_below, note
+from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, style
 
 BAND_COLOURS: Mapping[str, str] = {"activated": "#D55E00", "low": "#0072B2", "high": "#A8A8A8"}
 """Orange, blue and grey that colour-blind eyes keep apart."""
@@ -29,51 +27,14 @@ DISTANCE = "distance (tokens)"
 FEW_PAIRS = 16
 """Of a sequence of n tokens, distances above n (1 - 1/16) have fewer than n/16 pairs: they alone may make the ends of a U."""
 FEW_COLOUR, FEW_SHADE = "#F0E442", 0.35
-MOST_ROWS = 6
-"""Layers that get a row each beyond the training length."""
 NAME_HEIGHT = 0.07
 """Share of a panel's height that the name of a curve takes."""
-LOGIT = "mean logit (q·k)"
-_TRAINED: Mapping[str, Any] = {"color": "#222222", "linewidth": 0.8, "linestyle": (0, (4, 2))}
-_TRAINED_HANDLE = Line2D([], [], **_TRAINED, label="training length L")
-_FEW_HANDLE = Patch(facecolor=FEW_COLOUR, alpha=FEW_SHADE, label="few pairs")
-_CONTROL: Mapping[str, Any] = {"color": "#8A8A8A", "linewidth": 0.7}
+FEW_HANDLE = Patch(facecolor=FEW_COLOUR, alpha=FEW_SHADE, label="few pairs")
 
 
 def band_of(components: xr.Dataset) -> np.ndarray:
     """The band's name of every component, from `activated` and `low_frequency` [component]."""
     return np.where(components["activated"].values, "activated", np.where(components["low_frequency"].values, "low", "high"))
-
-
-@style()
-def logit_by_distance(logits: xr.DataArray) -> PaperFigure:
-    """Mean logit by distance of several checkpoints below each other, within and beyond their training lengths (HoPE fig. 2, 6, 8).
-
-    `logits` [checkpoint, weights, length, distance]: weights "trained" and any controls, length that of the sequences in tokens,
-    NaN where nothing was measured; coordinates `scheme` and `training_length` (checkpoint), and `layout` where panels are named by it.
-    Distance 0, a token with itself, is not drawn: it would set the scale. The last 1 / `FEW_PAIRS` of the distances of a sequence, which
-    few of its pairs have, are shaded and dotted. Raises InputError where nothing is trained.
-    """
-    if "trained" not in logits["weights"].values:
-        raise InputError("logits by distance need the weights 'trained'")
-    names = [str(name) for name in logits["checkpoint"].values]
-    figure = paper_figure(COLUMN_WIDTH, 0.45 + 0.95 * len(names))
-    axes = figure.subplots(len(names), 1, squeeze=False, sharex=True)[:, 0]
-    coordinate = "layout" if "layout" in logits.coords else "scheme"
-    schemes = [layout_name(str(layout)) for layout in logits[coordinate].values]
-    for ax, name, scheme in zip(axes, names, schemes, strict=True):
-        _checkpoint(ax, logits.sel(checkpoint=name))
-        ax.set_title(scheme if schemes.count(scheme) == 1 else f"{name}: {scheme}")
-    known = logits.sel(weights="trained").notnull().any(("length", "checkpoint")).values
-    axes[-1].set(xlim=(0, 1.01 * max(1.0, float(logits["distance"].values[known].max()))), xlabel=DISTANCE)
-    figure.supylabel(LOGIT)
-    handles = [Line2D([], [], color="#222222", linewidth=1.2, label="sequences of length L")]
-    if logits.sizes["length"] > 1:
-        handles.append(Line2D([], [], color="#222222", linewidth=1.2, alpha=0.45, label="longer"))
-    if logits.sizes["weights"] > 1:
-        handles.append(Line2D([], [], **_CONTROL, label="random weights"))
-    legend_below(figure, [*handles, _TRAINED_HANDLE, _FEW_HANDLE])
-    return figure
 
 
 @style()
@@ -91,14 +52,14 @@ def component_curves(components: xr.Dataset, title: str = "") -> PaperFigure:
     above, below = figure.subplots(2, 1, sharex=True)
     for band in ("high", "low", "activated"):
         for place in np.flatnonzero(bands == band):
-            above.plot(distance, swing.values[place], **_line(band), gid=f"component {curves['component'].values[place]}")
+            above.plot(distance, swing.values[place], **line_of(band), gid=f"component {curves['component'].values[place]}")
     length = int(distance[-1]) + 1
     edge = length - length // FEW_PAIRS
     total = swing.sum("component").values
     below.plot(distance, total, color="#000000", linewidth=1.3, gid="sum")
     for band in ("low", "activated"):
         if (bands == band).any():
-            below.plot(distance, swing.values[bands == band].sum(0), **_line(band) | {"linewidth": 1.3}, gid=f"sum {band}")
+            below.plot(distance, swing.values[bands == band].sum(0), **line_of(band) | {"linewidth": 1.3}, gid=f"sum {band}")
     above.set_title(f"{title + ': ' if title else ''}each component, from its mean")
     below.set(title="their sum, and the sum of a band", xlabel=DISTANCE)
     for ax in (above, below):
@@ -108,86 +69,15 @@ def component_curves(components: xr.Dataset, title: str = "") -> PaperFigure:
         many = np.concatenate([np.asarray(line.get_ydata())[distance < edge] for line in ax.get_lines()])
         margin = 0.05 * np.ptp(many)
         ax.set_ylim(many.min() - margin, many.max() + margin)
-        _shade_few(ax, length, "few pairs")
+        shade_few(ax, length, "few pairs")
     _name_activated(above, swing, bands)
-    legend_below(figure, [Line2D([], [], color="#000000", linewidth=1.3, label="all"), *_band_lines(bands), _FEW_HANDLE])
+    legend_below(figure, [Line2D([], [], color="#000000", linewidth=1.3, label="all"), *band_lines(bands), FEW_HANDLE])
     return figure
 
 
-@style()
-def beyond_training_length(components: xr.Dataset, training_length: int) -> PaperFigure:
-    """The first layer's components and the mean logit of every layer beyond the training length, a row each (HoPE fig. 3c).
-
-    `components` holds `component_by_distance` [component, distance], of each layer or of the first, `logit_by_distance`
-    [layer, distance], `activated` and `low_frequency` [component]. Drawn are the activated components, or the lower ones where none is
-    activated, each in units of the range that it had within the training length, and up to `MOST_ROWS` layers, evenly chosen, each on a
-    scale of its own. Curves are means over L / 16 neighbouring distances.
-    """
-    smooth = components[["component_by_distance", "logit_by_distance"]].isel(distance=slice(1, None))
-    smooth = smooth.rolling(distance=max(1, training_length // 16), center=True).mean().dropna("distance")
-    curves = smooth["component_by_distance"]
-    curves = (curves.isel(layer=0) if "layer" in curves.dims else curves).transpose("component", "distance")
-    bands, distance = band_of(components), curves["distance"].values
-    band = "activated" if "activated" in bands else "low"
-    logits = smooth["logit_by_distance"].transpose("layer", "distance")
-    rows = np.unique(np.linspace(0, logits.sizes["layer"] - 1, MOST_ROWS).round().astype(int))
-    figure = paper_figure(COLUMN_WIDTH, 1.7 + 0.75 * len(rows))
-    top, *below = figure.subplots(1 + len(rows), 1, sharex=True, gridspec_kw={"height_ratios": [1.5, *(1 for _ in rows)]})
-    top.axhspan(0, 1, color=BAND_COLOURS[band], alpha=0.10, linewidth=0, zorder=0)
-    top.axhline(0.5, color=BAND_COLOURS[band], linewidth=0.6)
-    for place in np.flatnonzero(bands == band):
-        within = curves.values[place][distance < training_length]
-        top.plot(distance, (curves.values[place] - within.min()) / np.ptp(within), **_line(band))
-    top.set_ylabel("range within L")
-    top.set_title(f"layer {logits['layer'].values[0]}: {BAND_NAMES[band]} components", pad=9)
-    for ax, row in zip(below, rows, strict=True):
-        ax.plot(distance, logits.values[row], color="#222222", linewidth=1.0, gid=f"layer {logits['layer'].values[row]}")
-        ax.set_title(f"layer {logits['layer'].values[row]}: mean logit")
-        ax.set_ylabel("q·k")
-    below[-1].set_xlabel(DISTANCE)
-    for ax in (top, *below):
-        _beyond(ax, training_length, int(distance[-1]))
-    top.text(training_length, 1.01, " beyond L", transform=top.get_xaxis_transform(), ha="left", va="bottom", fontsize=6)
-    legend_below(figure, [*_band_lines(np.array([band])), _TRAINED_HANDLE])
-    return figure
-
-
-def _checkpoint(ax: Axes, logits: xr.DataArray) -> None:
-    """One panel: the trained curve of every length of sequences, and the controls'."""
-    trained, colour = int(logits["training_length"].item()), scheme_colour(str(logits["scheme"].item()))
-    longest = 1
-    for length in map(int, sorted(logits["length"].values, reverse=True)):
-        for weights in [name for name in logits["weights"].values if name != "trained"] + ["trained"]:
-            line = logits.sel(weights=weights, length=length).sel(distance=slice(1, None)).dropna("distance")
-            if not line.size:
-                continue
-            longest = max(longest, int(line["distance"].max()))
-            look: dict[str, Any] = {"color": colour, "linewidth": 1.2, "alpha": 1.0 if length <= trained else 0.45}
-            if weights != "trained":
-                if length < max(logits["length"].values) and longest >= length:
-                    continue
-                look = dict(_CONTROL)
-            edge = length - length // FEW_PAIRS
-            many, few = line.sel(distance=slice(None, edge)), line.sel(distance=slice(edge, None))
-            ax.plot(many["distance"].values, many.values, **look, gid=f"{weights} {length}")
-            thin: dict[str, Any] = look | {"linewidth": 0.6}
-            ax.plot(few["distance"].values, few.values, **thin, gid=f"{weights} {length}, few pairs")
-            if weights == "trained":
-                _shade_few(ax, length, f"few pairs {length}")
-    _beyond(ax, trained, longest)
-
-
-def _shade_few(ax: Axes, length: int, gid: str) -> None:
+def shade_few(ax: Axes, length: int, gid: str) -> None:
     """Shade the distances that few pairs of a sequence of `length` tokens have."""
     ax.axvspan(length - length // FEW_PAIRS, length, color=FEW_COLOUR, alpha=FEW_SHADE, linewidth=0, zorder=0, gid=gid)
-
-
-def _beyond(ax: Axes, training_length: int, last: int) -> None:
-    ax.axvline(training_length, **_TRAINED, gid="training length")
-    if last > training_length:
-        ax.axvspan(training_length, last, color="#222222", alpha=0.05, linewidth=0, zorder=0)
-    ax.set_xlim(0, max(last, training_length) * 1.01)
-    ax.grid(axis="y")
 
 
 def _name_activated(ax: Axes, swing: xr.DataArray, bands: np.ndarray) -> None:
@@ -206,13 +96,14 @@ def _name_activated(ax: Axes, swing: xr.DataArray, bands: np.ndarray) -> None:
         note(ax, name, end, (2, 0), 6, color=BAND_COLOURS["activated"], annotation_clip=False)
 
 
-def _line(band: str) -> dict[str, Any]:
+def line_of(band: str) -> dict[str, Any]:
+    """What a curve of a band looks like."""
     order = {"high": 1, "low": 2, "activated": 3}
     thin = {"linewidth": 0.6, "alpha": 0.5} if band == "high" else {"linewidth": 1.0}
     return {"color": BAND_COLOURS[band], "zorder": order[band], **thin}
 
 
-def _band_lines(bands: np.ndarray) -> list[Line2D]:
+def band_lines(bands: np.ndarray) -> list[Line2D]:
     """Legend entries of the bands among `bands`."""
     present = [band for band in BAND_COLOURS if band in bands]
     return [Line2D([], [], color=BAND_COLOURS[band], linewidth=1.4, label=BAND_NAMES[band]) for band in present]

@@ -10,21 +10,37 @@ the slider to life. Knows nothing about how components are measured.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib.resources import files
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from repo_interp.plots.marks.arrays import digits_of, nanmean, ranked_heads
-from repo_interp.plots.marks.finding import Finding, percent
-from repo_interp.plots.marks.head_charts import HeadChart, HeadCurves
-from repo_interp.plots.marks.reading import group, layer_scheme, learned_layers, schemes, unit_label
-from repo_interp.plots.marks.table import Table, cells
-from repo_interp.plots.style import PaperFigure
+from repo_interp.plots.marks import (
+    Chart,
+    Finding,
+    Grid,
+    HeadCurves,
+    Lines,
+    Own,
+    Table,
+    alone,
+    charts_of,
+    colour_map,
+    digits_of,
+    group,
+    layer_scheme,
+    learned_layers,
+    nanmean,
+    percent,
+    ranked_heads,
+    table_of,
+    unit_label,
+)
 from repo_interp.plots.view import Interactive, PageOptions, View
 from repo_interp.plots.views import component_curves as by_distance
-from repo_interp.plots.views.component_shares import turn_histogram, vaf_by_component
 
 POINTS = 256
 """Distances of a curve in the page."""
@@ -32,11 +48,14 @@ BEYOND = 1.25
 """Training lengths from which a run's distances are drawn as beyond it."""
 
 
-def figures_of_components(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
+def _charts(run: xr.DataTree) -> Iterator[Chart]:
     """Logit by distance; where layers rotate, components by distance and their VAF; turns where positions are learned."""
     components = group(run, "components")
-    if components.sizes["distance"] > 1:  # else every prompt is a single token
-        yield "logit_by_distance", by_distance.logit_by_distance(logits_by_scheme(run))
+    logits, at = components["logit_by_distance"], components["distance"].values
+    if len(at) > 1:  # else every prompt is a single token; a token with itself would set the scale, as would the last few pairs
+        last = at[-1] - len(at) // by_distance.FEW_PAIRS
+        apart = logits.sel(distance=slice(1, last)).assign_attrs(training_length=training_length(run))
+        yield from charts_of("logit_by_distance", *alone(run, apart), live=True)
     if layers := rotating_layers(components):
         own = components.sel(layer=layers)
         band = bands(components, layers[0])
@@ -44,17 +63,61 @@ def figures_of_components(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]
         length, of_bands = training_length(run), band_length(components, layers[0])
         windowed = f"L = {of_bands:,} tokens" if of_bands < length else ""
         if curves.sizes["distance"] > 1:
-            yield "components_by_distance", by_distance.component_curves(band.assign(component_by_distance=curves), windowed)
-        vaf = vaf_of_heads(own).median(("layer", "head")).expand_dims(weights=["trained"])
-        yield (
-            "component_vaf",
-            vaf_by_component(band.assign(vaf=vaf), f"of all pairs' logits, median over heads\n{windowed}".rstrip()),
-        )
+            shown = band.assign(component_by_distance=curves)
+            yield Own("components_by_distance", partial(by_distance.component_curves, shown, windowed), live=True)
+        colours = {name: by_distance.BAND_COLOURS[kind] for kind, name in by_distance.BAND_NAMES.items()}
+        named = xr.DataArray([*colours], dims="band", attrs={"colours": colours})
+        kinds = xr.DataArray(named_bands(band), dims="component")
+        title = f"VAF of all pairs' logits{f', {windowed}' if windowed else ''}"
+        vaf = vaf_of_heads(own).assign_attrs(long_name=title, units="%").where(kinds == named).assign_coords(band=named)
+        yield Lines(*alone(run, vaf), "component", "band", "layer", "component_vaf", live=True)
         if curves.sizes["distance"] > BEYOND * length:
-            shown = own[["component_by_distance"]].assign(logit_by_distance=own["logit_by_distance"].mean("head"))
-            yield "beyond_training_length", by_distance.beyond_training_length(shown.assign(band.data_vars), length)
-    if (turned := turns_of_learned(components)) is not None:
-        yield "component_turns", turn_histogram(turned)
+            yield _beyond(run, own.isel(layer=0)["component_by_distance"], kinds.values, length)
+    if learned := learned_layers(components):
+        yield _turns(components, learned)
+    curves = {"mean logit": logits}
+    yield HeadCurves("Mean logit by distance, chosen head", "distance (tokens)", unit_label("logit", logits), at, curves)
+
+
+def _beyond(run: xr.DataTree, curves: xr.DataArray, kinds: np.ndarray, length: int) -> Lines:
+    """The first layer's activated components, of none the lower ones, beyond the training length, in units of their range within it;
+    means over L / 16 neighbouring distances.
+    """
+    kind = next(kind for kind in (*by_distance.BAND_NAMES.values(),) if kind in kinds)
+    smooth = curves.isel(component=np.flatnonzero(kinds == kind), distance=slice(1, None))
+    smooth = smooth.rolling(distance=max(1, length // 16), center=True).mean().dropna("distance", how="all")
+    within = smooth.sel(distance=slice(None, length - 1))
+    low, high = within.min("distance"), within.max("distance")
+    title = f"layer {int(curves['layer'])}: {kind} components, smoothed"
+    drawn = ((smooth - low) / (high - low)).drop_vars(["layer", "scheme"], errors="ignore").rename("range within L")
+    named = drawn.assign_coords(component=[f"r = {number}" for number in drawn["component"].values])
+    named = named.assign_attrs(long_name=title, units="", training_length=length)
+    return Lines(*alone(run, named), "distance", "component", name="beyond_training_length")
+
+
+def _turns(components: xr.Dataset, layers: list[int]) -> Grid:
+    """Shares of pairs by the angle that they turn a component, the mean over heads that learn positions; angles that none turns by
+    are left out.
+    """
+    share = 100 * components["turn_share"].sel(layer=layers).mean(("layer", "head")).transpose("turn", "component")
+    last = 1 + int(np.flatnonzero((share > 0).any("component")).max(initial=0))
+    ends = np.append(share["turn"].values, np.inf)[: last + 1]
+    names = [f"{start:.3g} to {end:.3g}" for start, end in pairwise(np.degrees(ends))]
+    named = share[:last][::-1].assign_coords(turn=("turn", names[::-1], {"long_name": "angle θ |Δz| (degrees)"}))
+    look = {"cmap": colour_map("turns", "#9DCBE6", "#0072B2", "#003A5C"), "vmin": 0, "vmax": 100}
+    return Grid(
+        "component_turns",
+        {"Pairs by the angle that they turn a component": named},
+        "",
+        "",
+        look,
+        bar={"label": "share of pairs (%)"},
+    )
+
+
+def named_bands(band: xr.Dataset) -> list[str]:
+    """The names of the bands of all components."""
+    return [by_distance.BAND_NAMES[kind] for kind in by_distance.band_of(band)]
 
 
 def component_table(run: xr.DataTree) -> Table:
@@ -65,23 +128,19 @@ def component_table(run: xr.DataTree) -> Table:
     components = group(run, "components")
     layers = rotating_layers(components)
     band = bands(components, layers[0])
-    shares = vaf_of_heads(components).sel(layer=layers).median(("layer", "head")).values
-    columns = components["component"].values, band["frequency"].values, by_distance.band_of(band), shares
-    rows = tuple(
-        (
-            int(number),
-            float(theta),
-            *cells([wavelength_of(theta)]),
-            by_distance.BAND_NAMES[kind].removesuffix(" frequency"),
-            float(share),
-        )
-        for number, theta, kind, share in zip(*columns, strict=True)
-    )
-    titles = ("component", "theta (rad per position)", "wavelength (positions)", "frequency band", "VAF (%)")
+    shares = vaf_of_heads(components).sel(layer=layers).median(("layer", "head"))
+    kinds = [name.removesuffix(" frequency") for name in named_bands(band)]
+    theta = band["frequency"]
+    columns = [
+        ("theta (rad per position)", theta),
+        ("wavelength (positions)", 2 * np.pi / theta.where(theta > 0)),
+        ("frequency band", theta.copy(data=kinds)),
+        ("VAF (%)", shares),
+    ]
     heads = f"VAF of all pairs' logits, the median over the heads of {len(layers)} layers"
     length = band_length(components, layers[0])
     note = f"{heads}; bands for a {'window' if length < training_length(run) else 'training length'} of {length:,} tokens."
-    return Table("components", "Rotary components", titles, rows, note)
+    return table_of("components", "Rotary components", columns, note)
 
 
 def wavelength_of(theta: float) -> float:
@@ -164,28 +223,6 @@ def band_length(components: xr.Dataset, layer: int) -> int:
     return int(components["band_length"].sel(layer=layer)) if known else int(components.attrs["training_length"])
 
 
-def logits_by_scheme(run: xr.DataTree) -> xr.DataArray:
-    """Mean logit [checkpoint, weights, length, distance] as `logit_by_distance` draws it: one "checkpoint" per scheme."""
-    components = group(run, "components")
-    named = schemes(components)
-    kinds, layers = list(dict.fromkeys(named.values())), np.array(list(named))
-    of_kinds = [layers[[scheme == kind for scheme in named.values()]] for kind in kinds]
-    curves = [components["logit_by_distance"].sel(layer=of_kind).mean(("layer", "head")) for of_kind in of_kinds]
-    stacked = xr.concat(curves, dim=xr.IndexVariable("checkpoint", kinds))
-    stacked = stacked.expand_dims(weights=["trained"], length=[stacked.sizes["distance"]])
-    trained = training_length(run)
-    return stacked.assign_coords(scheme=("checkpoint", kinds), training_length=("checkpoint", [trained] * len(kinds)))
-
-
-def turns_of_learned(components: xr.Dataset) -> xr.Dataset | None:
-    """`turn_share` [component, turn], the mean over heads that learn positions, and `turn_upper`; None where none does."""
-    layers = learned_layers(components)
-    if not layers:
-        return None
-    share = components["turn_share"].sel(layer=layers).mean(("layer", "head"))
-    return bands(components, layers[0]).assign(turn_share=share, turn_upper=components["turn_upper"])
-
-
 def _lead(run: xr.DataTree) -> str:
     if not rotating_layers(group(run, "components")):
         return "No layer of this run rotates queries and keys, so there are no rotary components: the mean logit by distance is a whole."
@@ -194,14 +231,6 @@ def _lead(run: xr.DataTree) -> str:
 
 def _tables(run: xr.DataTree) -> Sequence[Table]:
     return (component_table(run),) if rotating_layers(group(run, "components")) else ()
-
-
-def _head_charts(run: xr.DataTree) -> Sequence[HeadChart]:
-    """The mean logit by distance of every head."""
-    components = group(run, "components")
-    logits, title = components["logit_by_distance"], "Mean logit by distance, chosen head"
-    at, label = components["distance"].values, unit_label("logit", logits)
-    return [HeadCurves(title, "distance (tokens)", label, at, {"mean logit": logits})]
 
 
 _FILES = files("repo_interp.plots.views")
@@ -228,15 +257,16 @@ VIEW = View(
     "components",
     "Rotary components",
     _lead,
-    figures_of_components,
+    _charts,
     tables=_tables,
     findings=_findings,
-    head_charts=_head_charts,
     interactive=Interactive(_FILES / "components.html", _FILES / "components.js", component_data),
-    live=("logit_by_distance", "components_by_distance", "component_vaf"),
     compared=("logit_by_distance", "vaf", "vaf_band", "still_share"),
     not_averaged=(
         *("logit_by_distance", "position_logit_by_distance", "component_by_distance", "turn_share", "turn_upper"),
         *("vaf_printed", "vaf_curve_printed", "distance_pairs", "frequency"),
     ),
 )
+
+figures_of_components = VIEW.figures
+"""Logit by distance, components, their VAF and turns, as the run allows, by the names of their files."""

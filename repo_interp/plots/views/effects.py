@@ -10,21 +10,38 @@ Draws the group `effects`. Knows nothing about how positions were changed.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
 from matplotlib.lines import Line2D
 from matplotlib.ticker import SymmetricalLogLocator
 from scipy import stats
 
-from repo_interp.plots.marks.arrays import ranked_heads
-from repo_interp.plots.marks.drawing import counted, legend_below, panels, plain_decades, scheme_handles
-from repo_interp.plots.marks.finding import Finding
-from repo_interp.plots.marks.heads import CONTROL, HeadMap, head_grid, head_rows
-from repo_interp.plots.marks.reading import LEARNED_SCHEMES, group, schemes
-from repo_interp.plots.marks.table import Cell, Table, cells
+from repo_interp.plots.marks import (
+    CONTROL,
+    LEARNED_SCHEMES,
+    Cell,
+    Chart,
+    Finding,
+    Grid,
+    Heads,
+    Own,
+    Table,
+    cells,
+    counted,
+    group,
+    head_rows,
+    legend_below,
+    panels,
+    plain_decades,
+    ranked_heads,
+    scheme_handles,
+    schemes,
+)
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
 from repo_interp.plots.view import View
 
@@ -59,20 +76,22 @@ NEEDED = "#D55E00"
 @style()
 def effect_maps(run: xr.DataTree) -> PaperFigure:
     """Layer by head, the mean change of log p(answer), one map per kind. Raises InputError when the run has no effects."""
-    effects = group(run, "effects")
-    kinds = effects["kind"].values.tolist()
-    figure, axes = panels(len(kinds), BESIDE, 0.75 + 0.13 * max(8, effects.sizes["layer"]), 0.45, PAGE_WIDTH)
+    return effect_grid(run).figure()
+
+
+def effect_grid(run: xr.DataTree) -> Grid:
+    """The chart of `effect_maps`."""
+    effects, panels = group(run, "effects"), {}
     shown = effects["effect"].round(4) + 0.0  # what is less is rounding, and -0
     reach = max(float(np.nanmax(np.abs(shown))), LINEAR)
-    for ax, kind in zip(axes, kinds, strict=True):
-        head_grid(shown.sel(kind=kind), ax, (-reach, reach))
+    for kind in effects["kind"].values.tolist():
         drawn = effects["control_effect"].sel(kind=kind).dropna("draw").values
         ends = " to ".join(dict.fromkeys(f"{end(drawn).round(4) + 0.0:.3g}" for end in (np.min, np.max) if drawn.size))
-        others = f"{int(effects.attrs['set_heads'])} others together: {ends}"
-        ax.set_title(f"positions: {KIND_NAMES.get(kind, kind)}\n{others if drawn.size else ''}".rstrip())
-    figure.suptitle("change of log p(answer), nats, by the head whose positions are changed", x=0.01, ha="left")
-    legend_below(figure, scheme_handles(schemes(effects).values()))
-    return figure
+        others = f"\n{int(effects.attrs['set_heads'])} others together: {ends}" if drawn.size else ""
+        panels[f"positions: {KIND_NAMES.get(kind, kind)}{others}"] = shown.sel(kind=kind)
+    look = {"cmap": "PuOr", "norm": Normalize(-reach, reach, clip=True)}
+    title = "change of log p(answer), nats, by the head whose positions are changed"
+    return Grid("effects_by_head", panels, title, look=look, bar={}, cell=0.15, width=PAGE_WIDTH)
 
 
 @style()
@@ -157,31 +176,27 @@ def effect_tables(run: xr.DataTree) -> tuple[Table, ...]:
 
 def _draw_sets(ax: Axes, changes: xr.DataArray, controls: xr.DataArray) -> None:
     """A dot per kind with its spread over prompts, the controls to its right."""
-    kinds = changes["kind"].values.tolist()
-    for place, kind in enumerate(kinds):
-        values, drawn = changes.sel(kind=kind).values, controls.sel(kind=kind).mean("prompt").values
-        mean, spread = values.mean(), values.std(ddof=1) if values.size > 1 else 0.0
-        ax.vlines(place - 0.12, mean - spread, mean + spread, color="#222222", linewidth=0.8)
-        ax.plot(place - 0.12, mean, "o", color=NEEDED, markersize=4, markeredgewidth=0, gid=f"set {kind}")
-        x, look = np.full(len(drawn), place + 0.12), {"color": CONTROL, "markersize": 2.6, "markeredgewidth": 0}
-        ax.plot(x, drawn, "o", **look, gid=f"control {kind}")
+    kinds, places = changes["kind"].values.tolist(), np.arange(changes.sizes["kind"])
+    mean, spread = changes.mean("prompt"), changes.std("prompt", ddof=1).fillna(0) if changes.sizes["prompt"] > 1 else 0.0
+    drawn = controls.mean("prompt").transpose("draw", "kind").values
+    ax.vlines(places - 0.12, mean - spread, mean + spread, color="#222222", linewidth=0.8)
+    ax.plot(places - 0.12, mean, "o", color=NEEDED, markersize=4, markeredgewidth=0, gid="sets")
+    x = np.broadcast_to(places + 0.12, drawn.shape)
+    ax.plot(x.ravel(), drawn.ravel(), "o", color=CONTROL, markersize=2.6, markeredgewidth=0, gid="controls")
     ax.axhline(0, color="#8A8A8A", linewidth=0.6, zorder=0)
     ax.set_xticks(range(len(kinds)), [KIND_NAMES.get(kind, str(kind)) for kind in kinds], rotation=20 if len(kinds) > 4 else 0)
     ax.set_xlim(-0.6, len(kinds) - 0.4)
     ax.grid(axis="y")
 
 
-def _head_maps(run: xr.DataTree) -> Iterator[HeadMap]:
+def _charts(run: xr.DataTree) -> Iterator[Chart]:
+    yield effect_grid(run)
+    yield Own("effects_of_sets", partial(effects_of_sets, run))
+    yield Own("effects_screening", partial(screening_fit, run))
     effects = group(run, "effects")["effect"]
     for kind in effects["kind"].values.tolist():
         name = f"change of log p(answer), positions {KIND_NAMES.get(kind, kind)}"
-        yield HeadMap(effects.sel(kind=kind, drop=True).assign_attrs(long_name=name, units="nat"))
-
-
-def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
-    yield "effects_by_head", effect_maps(run)
-    yield "effects_of_sets", effects_of_sets(run)
-    yield "effects_screening", screening_fit(run)
+        yield Heads(effects.sel(kind=kind, drop=True).assign_attrs(long_name=name, units="nat"))
 
 
 _DOES = {
@@ -259,10 +274,9 @@ VIEW = View(
     "What the positions of heads cause",
     "The positions of a head are changed during the pass, and the answer is read again: how much less likely it becomes. A head whose "
     "positions can go alone may still be needed, since others may replace it: layers and sets of heads are changed too.",
-    _figures,
+    _charts,
     tables=effect_tables,
     findings=_findings,
-    head_maps=_head_maps,
     compared=("effect", "layer_effect", "set_effect"),
     not_averaged=("in_set", "screened_effect"),
 )

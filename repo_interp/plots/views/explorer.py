@@ -19,10 +19,21 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from repo_interp.plots.marks.arrays import focused_range, global_range, over_prompts, ranked_heads
-from repo_interp.plots.marks.drawing import contiguous
-from repo_interp.plots.marks.reading import PromptTokens, group, head_axes, ordered_spans, pick, prompt_tokens, schemes
-from repo_interp.plots.marks.runs import spread
+from repo_interp.plots.marks import (
+    PromptTokens,
+    contiguous,
+    focused_range,
+    global_range,
+    group,
+    head_axes,
+    ordered_spans,
+    over_prompts,
+    pick,
+    prompt_tokens,
+    ranked_heads,
+    schemes,
+    spread,
+)
 from repo_interp.plots.style import darker, span_colours
 from repo_interp.plots.view import Interactive, PageOptions
 from repo_interp.plots.views.attention_mass import main_span

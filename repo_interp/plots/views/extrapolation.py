@@ -6,23 +6,36 @@ Draws the group `extrapolation`; fig. 6 the group `output_traces`. Knows nothing
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise, product
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import xarray as xr
+from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator
 
-from repo_interp.plots.marks.drawing import colour_bar, legend_below, length_axis, name_ticks, plain_decades, scheme_swatches
-from repo_interp.plots.marks.finding import Finding
-from repo_interp.plots.marks.reading import group, schemes, unit_label
-from repo_interp.plots.marks.table import Table, cells
+from repo_interp.plots.marks import (
+    Finding,
+    Own,
+    Table,
+    colour_bar,
+    group,
+    legend_below,
+    length_axis,
+    name_ticks,
+    plain_decades,
+    scheme_swatches,
+    schemes,
+    table_of,
+    unit_label,
+)
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
-from repo_interp.plots.view import View, one_figure
+from repo_interp.plots.view import View
 
 METHOD_LOOKS: dict[str, dict[str, Any]] = {
     "plain": {"color": "#222222", "marker": "o", "linestyle": "-"},
@@ -34,7 +47,7 @@ METHOD_NAMES = {"plain": "plain", "lm_infinite": "LM-Infinite", "interpolation":
 FLOOR: dict[str, Any] = {"color": "#9A9A9A", "linewidth": 0.8, "linestyle": (0, (3, 2)), "zorder": 0}
 LOG_ABOVE = 20.0
 """Largest over smallest KL of a layer, or of a length, from which the axis is logarithmic: on a linear one all others would lie at 0."""
-_ABOVE = {"KL above noise": "kl_above_noise", "from": "kl_above_noise_low", "to": "kl_above_noise_high"}
+_ABOVE = {"kl_above_noise": "KL above noise", "kl_above_noise_low": "from", "kl_above_noise_high": "to"}
 TRACE_COLUMNS = 4
 """Queries per row."""
 
@@ -46,44 +59,54 @@ def extrapolation_by_length(run: xr.DataTree) -> PaperFigure:
     Raises InputError when the run has no extrapolation.
     """
     dataset = group(run, "extrapolation")
-    kl = dataset["kl"].transpose("method", "length", "layer")
-    lengths = dataset["length"].values
+    kl, lengths = dataset["kl"].transpose("method", "length", "layer"), dataset["length"].values
+    named, nats = schemes(dataset), dataset["log_perplexity"]
+    judged = f"log perplexity, last {dataset.attrs['judged']} tokens"
+    panels = {
+        "kl": (unit_label("KL of attention outputs", kl), lengths, kl.mean("layer")),
+        "log perplexity": (unit_label(judged, nats), lengths, nats),
+        "layers": (unit_label(f"KL at {lengths[-1]:,} tokens", kl), np.arange(len(named)), kl[:, -1]),
+    }
     figure = paper_figure(PAGE_WIDTH, 2.2)
-    by_length, perplexity, by_layer = figure.subplots(1, 3)
-    floor = kl.sel({"method": "plain"}).values[0] if "plain" in kl["method"].values else None
-    for method, values in zip(kl["method"].values, kl.values, strict=True):
-        if floor is not None and "kl_above_noise" in dataset:
-            low, high = (floor.mean() + dataset[f"kl_above_noise_{end}"].sel({"method": method}) for end in ("low", "high"))
-            by_length.vlines(lengths, low, high, color=_look(str(method))["color"], linewidth=0.7, gid=f"interval {method}")
-        look = _look(str(method))
-        by_length.plot(lengths, values.mean(-1), **look, gid=f"kl {method}")
-        by_layer.plot(range(values.shape[1]), values[-1], **look, gid=f"layers {method}")
-        nats = dataset["log_perplexity"].sel({"method": method}).values
-        perplexity.plot(lengths, nats, **look, gid=f"log perplexity {method}")
-    if floor is not None:
-        by_length.axhline(floor.mean(), **FLOOR, gid="noise")
-        by_layer.plot(range(len(floor)), floor, **FLOOR, gid="noise by layer")
-    by_length.set_title(unit_label("KL of attention outputs", kl))
-    perplexity.set_title(unit_label(f"log perplexity, last {dataset.attrs['judged']} tokens", dataset["log_perplexity"]))
-    by_layer.set_title(unit_label(f"KL at {lengths[-1]:,} tokens", kl))
-    for ax in (by_length, perplexity):
-        length_axis(ax, lengths, int(dataset.attrs["training_length"]), "length (tokens)")
-    by_layer.set(xlim=(-0.5, kl.sizes["layer"] - 0.5), xlabel="layer")
-    for ax, values in ((by_length, kl.values.mean(-1)), (by_layer, kl.values[:, -1])):
-        if values.min() > 0 and values.max() > LOG_ABOVE * values.min():
-            ax.set_yscale("log")
-            if values.max() < 100 * values.min():  # else a single decade could be all that is named
-                ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-            plain_decades(ax.yaxis)
+    axes = dict(zip(panels, figure.subplots(1, 3), strict=True))
+    floor = kl.sel({"method": "plain"})[0] if "plain" in kl["method"].values else None
+    for name, (title, x, values) in panels.items():
+        ax = axes[name]
+        for method in map(str, kl["method"].values):
+            ax.plot(x, values.sel({"method": method}).values, **_look(method), gid=f"{name} {method}")
+            if name == "kl" and floor is not None and "kl_above_noise" in dataset:
+                low, high = (
+                    float(floor.mean()) + dataset[f"kl_above_noise_{end}"].sel({"method": method}) for end in ("low", "high")
+                )
+                ax.vlines(lengths, low, high, color=_look(method)["color"], linewidth=0.7, gid=f"interval {method}")
+        ax.set_title(title)
+        if name == "layers":
+            ax.set(xlim=(-0.5, len(named) - 0.5), xlabel="layer")
+            ax.grid(axis="y")
         else:
-            ax.set_ylim(0, None)
-    name_ticks(by_layer.xaxis, kl["layer"].values, 8)
-    scheme_swatches(by_layer, schemes(dataset), "x")
-    by_layer.grid(axis="y")
+            length_axis(ax, lengths, int(dataset.attrs["training_length"]), "length (tokens)")
+        if name != "log perplexity":
+            _scale(ax, values.values)
+    name_ticks(axes["layers"].xaxis, named, 8)
+    scheme_swatches(axes["layers"], named, "x")
     handles = [Line2D([], [], **_look(str(name)), label=METHOD_NAMES.get(str(name), str(name))) for name in kl["method"].values]
-    noise = [] if floor is None else [Line2D([], [], **FLOOR, label=f"plain at {lengths[0]:,} tokens: noise of the fit")]
-    legend_below(figure, [*handles, *noise])
+    if floor is not None:
+        axes["kl"].axhline(floor.mean(), **FLOOR, gid="noise")
+        axes["layers"].plot(range(len(floor)), floor, **FLOOR, gid="noise by layer")
+        handles.append(Line2D([], [], **FLOOR, label=f"plain at {lengths[0]:,} tokens: noise of the fit"))
+    legend_below(figure, handles)
     return figure
+
+
+def _scale(ax: Axes, values: np.ndarray) -> None:
+    """A logarithmic axis where values differ much, else one from 0 on."""
+    if values.min() > 0 and values.max() > LOG_ABOVE * values.min():
+        ax.set_yscale("log")
+        if values.max() < 100 * values.min():  # else a single decade could be all that is named
+            ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        plain_decades(ax.yaxis)
+    else:
+        ax.set_ylim(0, None)
 
 
 @style()
@@ -126,21 +149,20 @@ def _look(method: str) -> dict[str, Any]:
 def extrapolation_table(run: xr.DataTree) -> Table:
     """One row per method and length: divergence, log perplexity and the task's score."""
     dataset = group(run, "extrapolation")
-    rows, above = [], {title: name for title, name in _ABOVE.items() if name in dataset}
-    for method, length in product(map(str, dataset["method"].values), dataset["length"].values):
-        own = dataset.sel({"method": method, "length": length})
-        means = [own[name].mean() for name in ("kl", *above.values())]
-        numbers = *means, own["kl"][-1], own["log_perplexity"], own["task_score"], own["task_score_error"]
-        rows.append((METHOD_NAMES.get(method, method), int(length), *cells(numbers)))
+    kl = dataset["kl"].transpose("method", "length", "layer")
     metric, prompts = str(dataset.attrs["metric"]), int(dataset.attrs["prompts"])
-    columns = ("method", "length", "KL", *above, "KL, last layer", "log perplexity there", metric, "its standard error")
+    columns = [("KL", kl.mean("layer"))]
+    above = dataset[[name for name in _ABOVE if name in dataset]]
+    columns += [(_ABOVE[str(name)], array.mean({*array.dims} - {"method", "length"})) for name, array in above.items()]
+    columns += [("KL, last layer", kl[..., -1]), ("log perplexity there", dataset["log_perplexity"])]
+    columns += [(metric, dataset["task_score"]), ("its standard error", dataset["task_score_error"])]
     note = (
         f"KL and log perplexity of the last {dataset.attrs['judged']} tokens of a prompt, {dataset.attrs['metric']} of whole prompts; "
         f"{prompts // 2} prompts of {dataset.attrs['task']} per length, beside {prompts - prompts // 2} others of the training length. "
         "KL in nats per head, mean over heads and layers: the plain one at the training length is the noise of fitting Gaussians to few "
         "tokens. Methods are ranked by what is above it, as far as its 95 % intervals (from, to) do not overlap."
     )
-    return Table("extrapolation", "Beyond the training length", columns, tuple(rows), note)
+    return table_of("extrapolation", "Beyond the training length", columns, note, METHOD_NAMES)
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
@@ -162,7 +184,7 @@ VIEW = View(
     "Beyond the training length",
     "Prompts longer than those of training, run plainly and by methods of length extension: how far attention outputs leave the "
     "distribution they had (Position Generalization, table 2).",
-    one_figure("extrapolation", extrapolation_by_length),
+    lambda run: (Own("extrapolation", partial(extrapolation_by_length, run)),),
     tables=lambda run: (extrapolation_table(run),),
     findings=_findings,
     compared=("kl", "kl_above_noise", "log_perplexity", "task_score"),
@@ -172,9 +194,8 @@ VIEW = View(
 def _trace_table(run: xr.DataTree) -> Table:
     """One row per query that is followed: how much of its line is further out than 99 % of the outputs at training lengths."""
     outside = group(run, "output_traces")["trace_outside"]
-    rows = tuple((int(token), 100 * float(share)) for token, share in zip(outside["trace"].values, outside.values, strict=True))
     note = "Share of a query's windows whose output is further out than 99 % of the outputs at the training length."
-    return Table("output_traces", OUTPUT_TRACES.title, ("query at token", "outside (%)"), rows, note)
+    return table_of("output_traces", OUTPUT_TRACES.title, [("outside (%)", 100 * outside)], note, {"trace": "query at token"})
 
 
 def _trace_lead(run: xr.DataTree) -> str:
@@ -189,7 +210,7 @@ OUTPUT_TRACES = View(
     "output_traces",
     "Attention outputs over sliding windows",
     _trace_lead,
-    one_figure("output_traces", output_traces),
+    lambda run: (Own("output_traces", partial(output_traces, run)),),
     tables=lambda run: (_trace_table(run),),
     compared=("trace_outside",),
     not_averaged=("pca_reference", "pca_trace", "pca_share"),

@@ -7,16 +7,15 @@ Draws the groups `fake_distance` and `maps`, whose values are block means. Knows
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.drawing import colour_bar, envelope
-from repo_interp.plots.marks.head_charts import HeadChart
-from repo_interp.plots.marks.reading import group, has_groups, layer_colour, pick
+from repo_interp.plots.marks import Chart, Own, colour_bar, envelope, group, has_groups, layer_colour, pick
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.plots.view import View
 from repo_interp.plots.views import three_axis as fits
@@ -65,19 +64,17 @@ def _upright_line(ax: Axes, values: np.ndarray, colour: str, name: str) -> None:
     ax.grid(axis="x")
 
 
-def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
-    """The correlations where `three_axis` does not draw them; with maps and axes fig. 3."""
+def _charts(run: xr.DataTree) -> Iterator[Chart]:
+    """The correlations where `three_axis` does not draw them, by head; with maps and axes fig. 3."""
     if not has_groups(run, ["three_axis"]):
-        yield "fit_correlations", fits.fit_correlations(run)
+        yield fits.correlation_grid(run)
     dataset = group(run, "fake_distance")
     if "position_axis" in dataset:
         for layer, head in fits.heads_with_maps(run, dataset):
-            yield f"fake_distance_layer{layer}_head{head}", fake_distance_fit(run, layer, head)
-
-
-def _head_charts(run: xr.DataTree) -> Sequence[HeadChart]:
+            yield Own(f"fake_distance_layer{layer}_head{head}", partial(fake_distance_fit, run, layer, head), live=True)
+    yield from fits.correlation_maps(dataset, CORRELATIONS)
     axes = {"Position axis": ("position", "fake distance (tokens)"), "Semantic axis": ("semantic", "key (token)")}
-    return fits.fit_charts(group(run, "fake_distance"), "r of the fake-distance fit", axes)
+    yield from fits.fit_charts(dataset, "r of the fake-distance fit", axes)
 
 
 VIEW = View(
@@ -85,11 +82,8 @@ VIEW = View(
     "Position and semantics: fake distance",
     "Correlation of the logits that the last query would give every key at every distance with a part for the distance and one for the "
     "key, added up (Position Generalization, sec. 3.2). Without rotation it is 1 by construction.",
-    _figures,
+    _charts,
     tables=fits.correlation_tables("fake_distance", CORRELATIONS),
-    head_maps=fits.correlation_maps("fake_distance", CORRELATIONS),
-    head_charts=_head_charts,
-    live=("fit_correlations", "fake_distance_layer*"),
     compared=("r", "position_axis"),
     not_averaged=("position_axis", "semantic_axis"),
 )

@@ -10,6 +10,7 @@ measured.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,34 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.arrays import heads_where, over_prompts, ranked_heads
-from repo_interp.plots.marks.drawing import colour_bar, counted, legend_below, name_tokens, panels, scheme_handles, thin
-from repo_interp.plots.marks.finding import Finding, heads_named, percent
-from repo_interp.plots.marks.heads import HeadMap, control_handle, draw_with_control, head_rows
-from repo_interp.plots.marks.reading import described_prompts, group, layer_colour, layer_scheme, pick, prompt_tokens, schemes
-from repo_interp.plots.marks.table import Cell, Table
+from repo_interp.plots.marks import (
+    Chart,
+    Finding,
+    Heads,
+    Own,
+    Table,
+    colour_bar,
+    control_handle,
+    counted,
+    described_prompts,
+    draw_by_head,
+    group,
+    heads_named,
+    heads_where,
+    label_tokens,
+    layer_colour,
+    layer_scheme,
+    legend_below,
+    over_prompts,
+    panels,
+    percent,
+    pick,
+    prompt_tokens,
+    ranked_heads,
+    scheme_handles,
+    schemes,
+    table_of,
+)
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, darker, paper_figure, style
 from repo_interp.plots.view import View
 
@@ -146,7 +169,7 @@ def gate_scores(run: xr.DataTree) -> PaperFigure:
         raise InputError("no prompt of this run has separators or segments; give prompts with text, or with a span separator")
     figure, axes = panels(len(shown), COLUMNS, 1.75, 0.6, sharey=True)
     for ax, (label, scores, control) in zip(axes, shown, strict=True):
-        draw_with_control(ax, over_prompts(scores), over_prompts(control))
+        draw_by_head(ax, over_prompts(scores), over_prompts(control)).set_ylim(-0.02, 1.04)
         finite: Any = np.isfinite(scores)
         ax.set_title(f"{label} ({counted(int(finite.any(('layer', 'head')).sum()), 'prompt')})")
     for ax in axes[::COLUMNS]:
@@ -167,16 +190,19 @@ def _with_controls(dataset: xr.Dataset) -> Iterator[tuple[str, xr.DataArray, xr.
         yield f"attention in own {kind.removesuffix('s')}", mass, shuffled
 
 
-def figures_of_gates(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
-    """Scores of all heads; gates, and where kept the map, of the first of `heads_by_gates`."""
+def _charts(run: xr.DataTree) -> Iterator[Chart]:
+    """Scores of all heads; gates, and where kept the map, of the first of `heads_by_gates`; maps of heads."""
     dataset = group(run, "gates")
     if np.isfinite(dataset["separator_share"]).any() or measured_kinds(dataset):
-        yield "gate_scores", gate_scores(run)
+        yield Own("gate_scores", partial(gate_scores, run))
     first = int(dataset["prompt"].values[0])
     for layer, head in heads_by_gates(dataset)[:HEADS]:
-        yield f"gates_layer{layer}_head{head}", gate_lines(run, layer, head, first)
+        yield Own(f"gates_layer{layer}_head{head}", partial(gate_lines, run, layer, head, first))
         if "position_attention" in dataset:
-            yield f"position_attention_layer{layer}_head{head}", position_attention(run, layer, head, first)
+            yield Own(f"position_attention_layer{layer}_head{head}", partial(position_attention, run, layer, head, first))
+    for label, share, control in _with_controls(dataset):
+        name = f"share of {label}" if label.startswith("gates") else label.replace("attention", "attention from position alone")
+        yield Heads(over_prompts(share).assign_attrs(long_name=name, units="1"), over_prompts(control))
 
 
 def heads_by_gates(dataset: xr.Dataset) -> list[tuple[int, int]]:
@@ -201,7 +227,7 @@ def gate_table(run: xr.DataTree) -> Table:
         f"{_averaged(dataset)} Chance: share of {dataset.attrs.get('draws', '?')} draws of random tokens that do at least as well. A dash "
         "where the prompts have no separators."
     )
-    return Table("gates", "Gates", ("layer", "head", "scheme", *_TABLE.values()), tuple(_rows(dataset[[*_TABLE]])), note)
+    return table_of("gates", "Gates", [(title, over_prompts(dataset[name])) for name, title in _TABLE.items()], note)
 
 
 def own_segment_table(run: xr.DataTree) -> Table:
@@ -209,16 +235,9 @@ def own_segment_table(run: xr.DataTree) -> Table:
     ones.
     """
     dataset = group(run, "gates")
-    rows = [(kind, *row) for kind in measured_kinds(dataset) for row in _rows(dataset[[*_OWN_SEGMENT]].sel(kind=kind, drop=True))]
     title = "Attention from position alone within a query's own segment"
-    columns = ("segments", "layer", "head", "scheme", *_OWN_SEGMENT.values())
-    return Table("own_segments", title, columns, tuple(rows), _averaged(dataset))
-
-
-def _rows(dataset: xr.Dataset) -> list[tuple[Cell, ...]]:
-    """Layer, head, scheme and means over prompts of every head that has any."""
-    known = dataset.notnull().any("prompt").to_dataarray().any("variable")
-    return head_rows([over_prompts(values) for values in dataset.values()], heads_where(known))
+    columns = [(label, over_prompts(dataset[name]).transpose("kind", ...)) for name, label in _OWN_SEGMENT.items()]
+    return table_of("own_segments", title, columns, _averaged(dataset), {"kind": "segments"})
 
 
 def _averaged(dataset: xr.Dataset) -> str:
@@ -226,28 +245,17 @@ def _averaged(dataset: xr.Dataset) -> str:
 
 
 def _label_tokens(run: xr.DataTree, ax: Axes, prompt: int, gates: np.ndarray, separators: np.ndarray) -> None:
-    ax.set_xlabel("token index")
-    ax.locator_params(axis="x", nbins=10, integer=True)
     described = described_prompts(run)
     tokens = None if described is None or prompt not in described["prompt"] else prompt_tokens(described, prompt)
-    if tokens is None or tokens.texts is None or tokens.count != len(gates):
-        return
     largest = np.argsort(-gates, kind="stable")[: LABELS // 3].tolist()
     order = [*np.flatnonzero(separators).tolist(), *largest, *range(0, len(gates), max(1, len(gates) // LABELS))]
-    texts = {token: tokens.text(token) for token in thin(order, max(1.0, len(gates) / LABELS))}
-    name_tokens(ax, texts, 4.6, {token: "#000000" if separators[token] else "#777777" for token in texts})
-    ax.set_xlabel(f"token index and {tokens.texts_are}")
+    tokens = tokens if tokens is not None and tokens.count == len(gates) else None
+    label_tokens(ax, tokens, order, LABELS, lambda token: "#000000" if separators[token] else "#777777")
 
 
 def _count(separators: np.ndarray) -> int:
     """Tokens of a prompt: padding is -1."""
     return int((separators >= 0).sum())
-
-
-def _head_maps(run: xr.DataTree) -> Iterator[HeadMap]:
-    for label, share, control in _with_controls(group(run, "gates")):
-        name = f"share of {label}" if label.startswith("gates") else label.replace("attention", "attention from position alone")
-        yield HeadMap(over_prompts(share).assign_attrs(long_name=name, units="1"), over_prompts(control))
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
@@ -269,9 +277,8 @@ VIEW = View(
     "Gates",
     "Which tokens contextual positions count: gates by token, how much of them falls on separators, and how much of the attention from "
     "position alone stays within a query's own segment (CoPE, fig. 4, 6). Shuffled tokens and segments are the control.",
-    figures_of_gates,
+    _charts,
     tables=lambda run: (gate_table(run), own_segment_table(run)),
     findings=_findings,
-    head_maps=_head_maps,
     compared=("separator_share", "last_segment_mass", "separator_gate"),
 )

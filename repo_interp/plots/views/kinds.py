@@ -12,13 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 import xarray as xr
 
-from repo_interp.plots.marks.drawing import number
-from repo_interp.plots.marks.finding import Finding
-from repo_interp.plots.marks.heads import CONTROL
-from repo_interp.plots.marks.reading import group
-from repo_interp.plots.marks.table import Table, cells
-from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, style
-from repo_interp.plots.view import View, one_figure
+from repo_interp.plots.marks import CONTROL, Dots, Finding, Runs, Table, cells, group, number
+from repo_interp.plots.view import View
 from repo_interp.plots.views.effects import LEAST, NEEDED
 
 CLEAR = 1.5
@@ -30,21 +25,24 @@ def _answered(kinds: xr.Dataset) -> str:
     return "generated" if int(kinds["tokens"].sel(token_class="generated")) else "all"
 
 
-@style()
-def losses_by_kind(run: xr.DataTree) -> PaperFigure:
+def losses_by_kind(run: xr.DataTree) -> Dots:
     """A row per kind: the change of the loss with its heads' positions frozen, and in grey with those of as many others."""
     kinds = group(run, "kinds")
-    figure, places = paper_figure(COLUMN_WIDTH, 0.8 + 0.25 * kinds.sizes["kind"]), np.arange(kinds.sizes["kind"])
-    ax, losses = figure.subplots(), kinds["loss_change"].sel(token_class=_answered(kinds)).transpose("of", "bound", "kind").values
-    for (mean, low, high), shift, colour in zip(losses, (-0.12, 0.12), (NEEDED, CONTROL), strict=False):
-        ax.hlines(places + shift, low, high, color=colour)
-        ax.plot(mean, places + shift, "o", color=colour, markersize=3.5)
-    ax.axvline(0, color=CONTROL, linewidth=0.6, zorder=0)
-    ax.set_yticks(places, [f"{kind} ({count})" for kind, count in kinds["heads"].to_series().items()])
-    ax.update_datalim([(-LEAST, 0), (LEAST, 0)])  # what is less is rounding
-    ax.autoscale_view()
-    ax.set(ylim=(len(places) - 0.5, -0.5), xlabel="nats per token lost with positions frozen\ngrey: of as many other heads")
-    return figure
+    losses = kinds["loss_change"].sel(token_class=_answered(kinds), of=["change", "controls"])
+    ends = losses.sel(bound=["low", "high"]).diff("bound").isel(bound=0) / 2
+    mean = (
+        losses.sel(bound="mean")
+        .round(6)
+        .assign_coords(
+            kind=[f"{kind} ({count})" for kind, count in kinds["heads"].to_series().items()],
+            error=(ends.dims, ends.values),
+        )
+    )
+    title = "nats per token lost with positions frozen"
+    looks = {"change": (NEEDED, "heads of the kind"), "controls": (CONTROL, "as many other heads")}
+    looks = {name: {"color": colour, "marker": "o", "label": label} for name, (colour, label) in looks.items()}
+    named = mean.rename(title).rename(of="run").assign_attrs(long_name=title, units="", least=LEAST)
+    return Dots(named, Runs(tuple(looks), ("", ""), looks, None), "kind", "kinds")
 
 
 def kind_table(run: xr.DataTree) -> Table:
@@ -100,7 +98,7 @@ VIEW = View(
     "What each kind of heads is for",
     "Positions of all heads of a kind are frozen, each at its mean over the prompt, and every token is predicted again; for comparison "
     "those of as many other heads with learned positions, drawn at random. An interval that holds 0 does not say that a kind does nothing.",
-    one_figure("kinds", losses_by_kind),
+    lambda run: (losses_by_kind(run),),
     tables=lambda run: (kind_table(run),),
     findings=_findings,
     compared=("loss_change",),

@@ -9,22 +9,42 @@ Draws the group `patterns` of a run. Knows nothing about how a chunk is labelled
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
-from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Patch
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks import drawing
-from repo_interp.plots.marks.arrays import heads_where, nanmean, over_prompts
-from repo_interp.plots.marks.finding import Finding, heads_named, percent
-from repo_interp.plots.marks.heads import HeadMap
-from repo_interp.plots.marks.reading import group, layer_scheme, learned_layers, schemes
-from repo_interp.plots.marks.table import Cell, Table, cells
+from repo_interp.plots.marks import (
+    Cell,
+    Chart,
+    Finding,
+    Grid,
+    Heads,
+    Own,
+    Table,
+    bare,
+    cells,
+    colour_map,
+    group,
+    heads_named,
+    heads_where,
+    layer_scheme,
+    learned_layers,
+    legend_below,
+    name_ticks,
+    nanmean,
+    over_prompts,
+    percent,
+    say,
+    scheme_handles,
+    scheme_swatches,
+    schemes,
+)
 from repo_interp.plots.style import PAGE_HEIGHT, PAGE_WIDTH, PATTERN_COLOURS, PaperFigure, darker, paper_figure, style
 from repo_interp.plots.view import View
 
@@ -49,17 +69,17 @@ def pattern_shares(run: xr.DataTree) -> PaperFigure:
     by_layer.sharey(overall)
     draw_stack(by_layer, nanmean(shares.values, axis=1), names)
     by_layer.tick_params(labelleft=False)
-    drawing.scheme_swatches(by_layer, named, "x")
-    drawing.name_ticks(by_layer.xaxis, named, 16)
+    scheme_swatches(by_layer, named, "x")
+    name_ticks(by_layer.xaxis, named, 16)
     by_layer.set(xlabel="layer", title="By layer")
     draw_mosaic(by_head, shares.values, names)
-    drawing.scheme_swatches(by_head, named, "y")
-    drawing.name_ticks(by_head.yaxis, named, 32)
-    drawing.name_ticks(by_head.xaxis, shares["head"].values, 16)
+    scheme_swatches(by_head, named, "y")
+    name_ticks(by_head.yaxis, named, 32)
+    name_ticks(by_head.xaxis, shares["head"].values, 16)
     by_head.set(xlabel="head", ylabel="layer", title="By layer and head")
     figure.suptitle(_caption(patterns), x=0.01, ha="left")
     handles = [Patch(facecolor=PATTERN_COLOURS[name], label=name) for name in names]
-    drawing.legend_below(figure, [*handles, *drawing.scheme_handles(named.values())])
+    legend_below(figure, [*handles, *scheme_handles(named.values())])
     return figure
 
 
@@ -71,7 +91,7 @@ def draw_stack(ax: Axes, shares: np.ndarray, names: list[str]) -> Axes:
         ax.bar(np.arange(len(shares)), height, 0.86, bottom, color=PATTERN_COLOURS[name], label=name)
         bottom += height
     for bar in np.flatnonzero(~np.isfinite(shares).all(axis=1)).tolist():
-        drawing.say(ax, "no positions", bar)
+        say(ax, "no positions", bar)
     ax.set(xlim=(-0.6, len(shares) - 0.4), ylim=(0, 100))
     return ax
 
@@ -90,7 +110,7 @@ def draw_mosaic(ax: Axes, shares: np.ndarray, names: list[str]) -> Axes:
         corners = np.stack([left, top, right, top, right, bottom, left, bottom], axis=1).reshape(-1, 4, 2)
         ax.add_collection(PolyCollection(list(corners), facecolors=PATTERN_COLOURS[name], linewidths=0, gid=f"pattern {name}"))
     ax.set(xlim=(-0.5, heads - 0.5), ylim=(layers - 0.5, -0.5))
-    drawing.bare(ax)
+    bare(ax)
     return ax
 
 
@@ -101,27 +121,41 @@ def pattern_sensitivity(run: xr.DataTree) -> PaperFigure:
 
     Raises InputError when the run has no patterns, or no chunk: no layer learns positions, or prompts are shorter than every chunk size.
     """
+    return sensitivity_grid(run).figure()
+
+
+def sensitivity_grid(run: xr.DataTree) -> Grid:
+    """The chart of `pattern_sensitivity`."""
     patterns = group(run, "patterns")
-    grid = patterns["sensitivity"].transpose("pattern", "chunk_size", "epsilon")
+    grid = 100 * patterns["sensitivity"].transpose("pattern", "chunk_size", "epsilon")
     if not bool(grid.notnull().any()):
         raise InputError(
             "this run has no chunk of learned positions at any chunk size; give longer prompts, or leave this figure out"
         )
-    there = (100 * grid >= 0.5).any(("chunk_size", "epsilon")).values
-    drawn, absent = grid["pattern"].values[there], grid["pattern"].values[~there]
-    width = PAGE_WIDTH if len(drawn) > 2 else 0.75 * PAGE_WIDTH
-    figure, axes = drawing.panels(len(drawn), len(drawn), 0.24 * len(grid[0]), 0.9 + 0.15 * bool(len(absent)), width, sharey=True)
-    for ax, name in zip(axes, drawn, strict=True):
-        _share_map(ax, 100 * grid.sel(pattern=name).values, PATTERN_COLOURS[str(name)])
-        ax.set_xticks(range(grid.sizes["epsilon"]), [f"{value:g}" for value in grid["epsilon"].values])
-        ax.set_yticks(range(grid.sizes["chunk_size"]), [str(value) for value in grid["chunk_size"].values])
-        ax.set(xlabel="ε (positions)", title=f"{name} (% of chunks)")
-        _frame_choice(ax, patterns)
-    axes[0].set_ylabel("chunk size (tokens)")
-    if len(absent):
-        names = " or ".join(str(name) for name in absent)
-        figure.suptitle(f"Below half a per cent of chunks are {names}, at all sizes and ε", x=0.01, ha="left", fontsize=7)
-    return figure
+    sizes, epsilons = grid["chunk_size"].values, grid["epsilon"].values
+    size, epsilon = (patterns.attrs.get(name, np.nan) for name in ("chunk_size", "epsilon"))
+    rows, columns = np.nonzero((sizes == size)[:, None] & np.isclose(epsilons, epsilon))
+    grid = grid.assign_coords(
+        epsilon=("epsilon", epsilons, {"long_name": "ε (positions)"}),
+        chunk_size=("chunk_size", sizes, {"long_name": "chunk size (tokens)"}),
+    )
+    panels, looks, absent = {}, {}, []
+    for name in map(str, grid["pattern"].values):
+        title, colour = f"{name} (% of chunks)", PATTERN_COLOURS[name]
+        if bool((grid.sel(pattern=name) >= 0.5).any()):
+            panels[title] = grid.sel(pattern=name)
+            looks[title] = {"cmap": colour_map("share", colour, darker(colour, 0.75)), "vmin": 0, "vmax": 100}
+        else:
+            absent.append(name)
+    few = f"Below half a per cent of chunks are {' or '.join(absent)}, at all sizes and ε" if absent else ""
+    return Grid(
+        "pattern_sensitivity",
+        panels,
+        few,
+        ".0f",
+        looks=looks,
+        chosen=next(zip(rows.tolist(), columns.tolist(), strict=True), None),
+    )
 
 
 def pattern_table(run: xr.DataTree) -> Table:
@@ -139,22 +173,6 @@ def pattern_table(run: xr.DataTree) -> Table:
     chunks = f"{_chunks(patterns):,} chunks in learned layers. " if "chunk_pattern" in patterns else ""
     columns, note = ("layers", "scheme", *(f"{name} (%)" for name in names)), f"{chunks}{', '.join(parameters).capitalize()}."
     return Table("patterns", "Patterns of positions inside chunks", columns, tuple(rows), note.replace(" .", ""))
-
-
-def _share_map(ax: Axes, shares: np.ndarray, colour: str) -> None:
-    colours = LinearSegmentedColormap.from_list("share", ["#FFFFFF", colour, darker(colour, 0.75)])
-    ax.imshow(shares, cmap=colours, vmin=0, vmax=100, aspect="auto")
-    lightness = colours(shares / 100)[..., :3] @ (0.3, 0.59, 0.11)
-    drawing.write_cells(ax, shares, ".0f", np.where(lightness > 0.5, "black", "white"), 6.2)
-
-
-def _frame_choice(ax: Axes, patterns: xr.Dataset) -> None:
-    size, epsilon = patterns.attrs.get("chunk_size"), patterns.attrs.get("epsilon")
-    sizes, epsilons = patterns["chunk_size"].values, patterns["epsilon"].values
-    if size is None or epsilon is None or size not in sizes or not np.isclose(epsilons, epsilon).any():
-        return
-    row, column = int(np.flatnonzero(sizes == size)[0]), int(np.flatnonzero(np.isclose(epsilons, epsilon))[0])
-    ax.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="black", linewidth=1.2, gid="choice"))
 
 
 def _write_shares(ax: Axes, shares: np.ndarray) -> None:
@@ -185,12 +203,18 @@ def _chunks(patterns: xr.Dataset) -> int:
     return int((patterns["chunk_pattern"].sel(layer=learned_layers(patterns)) >= 0).sum())
 
 
-def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
-    if not _has_chunks(run):
-        return
-    yield "pattern_shares", pattern_shares(run)
-    if bool(group(run, "patterns")["sensitivity"].notnull().any()):
-        yield "pattern_sensitivity", pattern_sensitivity(run)
+def _charts(run: xr.DataTree) -> Iterator[Chart]:
+    patterns = group(run, "patterns")
+    if _has_chunks(run):
+        yield Own("pattern_shares", partial(pattern_shares, run))
+        if bool(patterns["sensitivity"].notnull().any()):
+            yield sensitivity_grid(run)
+        shares = patterns["pattern_share"]
+        for name in shares["pattern"].values:
+            share = shares.sel(pattern=name, drop=True).assign_attrs(long_name=f"share of {name} chunks", units="1")
+            yield Heads(share, learned=True)
+    if "trend" in patterns:
+        yield Heads(over_prompts(patterns["trend"]), learned=True)
 
 
 def _has_chunks(run: xr.DataTree) -> bool:
@@ -202,16 +226,6 @@ def _not_all_monotonic(run: xr.DataTree) -> bool:
     """Whether any head has a chunk that is not strictly monotonic, as those of the token index all are."""
     shares = group(run, "patterns")["pattern_share"]
     return bool((shares.sel(pattern=[name for name in shares["pattern"].values if name != "mono"]) > 0).any())
-
-
-def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
-    patterns = group(run, "patterns")
-    shares = patterns["pattern_share"]
-    maps = [
-        HeadMap(shares.sel(pattern=name, drop=True).assign_attrs(long_name=f"share of {name} chunks", units="1"), learned=True)
-        for name in (shares["pattern"].values if _has_chunks(run) else ())
-    ]
-    return [*maps, HeadMap(over_prompts(patterns["trend"]), learned=True)] if "trend" in patterns else maps
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
@@ -252,10 +266,9 @@ VIEW = View(
     "Patterns of positions",
     "Chunks of a prompt by how positions run inside them: constant, strictly monotonic, or neither (RePo, fig. 3). A head that "
     "counts with noise is hybrid too: whether it counts is told by the rank correlation of its positions and the token index.",
-    _figures,
+    _charts,
     tables=lambda run: (pattern_table(run),) if _has_chunks(run) else (),
     findings=_findings,
-    head_maps=_head_maps,
     informative=_not_all_monotonic,
     compared=("pattern_share", "sensitivity", "trend"),
 )

@@ -11,15 +11,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
 from matplotlib.colors import SymLogNorm
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.drawing import colour_bar, write_cells
-from repo_interp.plots.marks.finding import Finding, percent
-from repo_interp.plots.marks.reading import group, unit_label
-from repo_interp.plots.marks.table import Table, cells
-from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
+from repo_interp.plots.marks import Finding, Grid, Table, group, percent, table_of, unit_label
+from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, style
 from repo_interp.plots.view import View
 
 KIND_NAMES = {
@@ -41,23 +37,34 @@ def perturbation_grid(run: xr.DataTree, value: str = "log_perplexity") -> PaperF
 
     Raises InputError when the run has no perturbation, or for a value that is none of VALUES.
     """
+    return _grid(run, "", value).figure()
+
+
+def _grid(run: xr.DataTree, name: str, value: str) -> Grid:
     if value not in VALUES:
         raise InputError(f"values of perturbation are {', '.join(VALUES)}, not {value!r}")
     dataset = group(run, "perturbation")
     cells, worse, reach = worse_than_without(dataset, value)
-    figure = paper_figure(PAGE_WIDTH, 0.95 + 0.26 * max(4, cells.sizes["l_max"]))
-    axes = figure.subplots(1, cells.sizes["kind"], sharey=True, squeeze=False)[0]
-    images = []
-    for ax, kind in zip(axes, cells["kind"].values, strict=True):
-        images.append(draw_grid(ax, cells.sel(kind=kind), worse.sel(kind=kind).values, reach))
-        ax.set_title(KIND_NAMES.get(str(kind), str(kind)))
-    axes[0].set_ylabel("longest move, l_max (tokens)")
+    moved = [f"{100 * gamma:g}" for gamma in cells["gamma"].values]
+    cells = cells.assign_coords(
+        gamma=("gamma", moved, {"long_name": "tokens moved (%)"}),
+        l_max=("l_max", cells["l_max"].values, {"long_name": "longest move, l_max (tokens)"}),
+    )
+    kinds = {KIND_NAMES.get(kind, kind): kind for kind in map(str, cells["kind"].values)}
     beyond = "both" if bool((abs(worse) > 1.05 * reach).any()) else "neither"
-    marks = {"ticks": [share * reach for share in (-1, -0.1, -0.01, 0, 0.01, 0.1, 1)], "format": "%g", "extend": beyond}
-    colour_bar(figure, images[0], list(axes), unit_label("worse than without", cells), pad=0.01, fraction=0.03, **marks)
+    ticks = [share * reach for share in (-1, -0.1, -0.01, 0, 0.01, 0.1, 1)]
     title = {"log_perplexity": "log perplexity", "task_score": str(dataset.attrs.get("metric", "task score"))}
-    figure.suptitle(unit_label(title.get(value, RISE), cells), x=0.01, ha="left")
-    return figure
+    look = {"cmap": "PuOr_r", "norm": SymLogNorm(reach / 200, vmin=-reach, vmax=reach)}
+    return Grid(
+        name,
+        {shown: cells.sel(kind=kind) for shown, kind in kinds.items()},
+        unit_label(title.get(value, RISE), cells),
+        ".3f",
+        look,
+        shown={shown: worse.sel(kind=kind).values for shown, kind in kinds.items()},
+        bar={"label": unit_label("worse than without", cells), "ticks": ticks, "format": "%g", "extend": beyond},
+        width=PAGE_WIDTH,
+    )
 
 
 def worse_than_without(dataset: xr.Dataset, value: str) -> tuple[xr.DataArray, xr.DataArray, float]:
@@ -66,17 +73,6 @@ def worse_than_without(dataset: xr.Dataset, value: str) -> tuple[xr.DataArray, x
     better_up = value == "task_score" and dataset.attrs.get("higher_is_better") == "True"
     worse = (cells.sel(gamma=0.0) - cells if better_up else cells - cells.sel(gamma=0.0)).transpose(*cells.dims)
     return cells, worse, REACH.get(str(cells.attrs.get("units", "1")), max(float(np.nanmax(np.abs(worse.values))), 1e-12))
-
-
-def draw_grid(ax: Axes, cells: xr.DataArray, worse: np.ndarray, reach: float):
-    """Draw `cells` [l_max, gamma] on `ax` with their values, coloured by `worse` from -reach to reach. Returns the image."""
-    scale = SymLogNorm(reach / 200, vmin=-reach, vmax=reach)
-    image = ax.imshow(worse, cmap="PuOr_r", norm=scale, aspect="auto")
-    write_cells(ax, cells.values, ".3f", np.where(np.abs(scale(worse) - 0.5) > 0.31, "white", "black"), 5.6)
-    ax.set_xticks(range(cells.sizes["gamma"]), [f"{100 * gamma:g}" for gamma in cells["gamma"].values])
-    ax.set_yticks(range(cells.sizes["l_max"]), [str(l_max) for l_max in cells["l_max"].values])
-    ax.set_xlabel("tokens moved (%)")
-    return image
 
 
 def values_to_show(run: xr.DataTree) -> tuple[str, ...]:
@@ -92,25 +88,18 @@ def perturbation_tables(run: xr.DataTree) -> tuple[Table, ...]:
     tables = []
     for value in values_to_show(run):
         values = dataset[value].transpose("kind", "l_max", "gamma")
-        rows = [
-            (KIND_NAMES.get(str(kind), str(kind)), int(l_max), *cells(values.sel(kind=kind, l_max=l_max).values))
-            for kind in values["kind"].values
-            for l_max in values["l_max"].values
-        ]
-        shares = (f"{100 * gamma:g} % moved" for gamma in values["gamma"].values)
+        columns = [(f"{100 * gamma:g} % moved", values.sel(gamma=gamma)) for gamma in values["gamma"].values]
         layers = ", ".join(map(str, np.atleast_1d(dataset.attrs["layers"])))
         what = unit_label(values.attrs["long_name"].capitalize(), values)
         note = f"{what}, {dataset.attrs['prompts']} prompts of the task {dataset.attrs['task']}, in layers {layers}."
         title = _TITLES.get(value, str(dataset.attrs["metric"]).capitalize())
-        tables.append(Table(f"perturbation_{value}", title, ("kind", "farthest move", *shares), tuple(rows), note))
+        tables.append(table_of(f"perturbation_{value}", title, columns, note, {**KIND_NAMES, "l_max": "farthest move"}))
     return tuple(tables)
 
 
-def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
-    yield "perturbation_log_perplexity", perturbation_grid(run)
-    yield "perturbation_rise", perturbation_grid(run, "log_perplexity_rise")
-    if "task_score" in values_to_show(run):
-        yield "perturbation_task_score", perturbation_grid(run, "task_score")
+def _charts(run: xr.DataTree) -> Iterator[Grid]:
+    names = {"log_perplexity_rise": "rise"}
+    return (_grid(run, f"perturbation_{names.get(value, value)}", value) for value in values_to_show(run))
 
 
 LEAST_RISE = 0.01
@@ -139,7 +128,7 @@ VIEW = View(
     "Tolerance to moved tokens and positions",
     "A share of the tokens, of the keys or of the positions is moved by up to a few tokens; how much worse the model then predicts "
     "(Position Generalization, fig. 5, table 1). Targets of reordered text are those of the new order.",
-    _figures,
+    _charts,
     tables=perturbation_tables,
     findings=_findings,
     compared=("log_perplexity_rise", "task_score"),

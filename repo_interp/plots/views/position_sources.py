@@ -7,19 +7,34 @@ Draws the group `position_sources`. Knows nothing about how shares were taken.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import xarray as xr
 
-from repo_interp.plots.marks.arrays import heads_where, over_prompts, ranked_heads
-from repo_interp.plots.marks.beside import draw_variable, lines
-from repo_interp.plots.marks.drawing import counted, number
-from repo_interp.plots.marks.finding import Finding, heads_named
-from repo_interp.plots.marks.heads import MISSING, HeadMap, head_rows
-from repo_interp.plots.marks.reading import LEARNED_SCHEMES, group, schemes
-from repo_interp.plots.marks.runs import runs_of, spread
-from repo_interp.plots.marks.table import Table
+from repo_interp.plots.marks import (
+    LEARNED_SCHEMES,
+    MISSING,
+    Chart,
+    Finding,
+    Heads,
+    Lines,
+    Own,
+    Table,
+    charts_of,
+    counted,
+    group,
+    head_rows,
+    heads_named,
+    heads_where,
+    number,
+    over_prompts,
+    ranked_heads,
+    runs_of,
+    schemes,
+    spread,
+)
 from repo_interp.plots.style import PaperFigure
 from repo_interp.plots.view import Beside, View
 from repo_interp.plots.views.atlas import names_figure
@@ -52,13 +67,13 @@ def head_kinds(run: xr.DataTree) -> PaperFigure:
     return names_figure(run, "position_sources", "kind", _KINDS, "What positions do")
 
 
-def _largest(dataset: xr.Dataset) -> HeadMap:
+def _largest(dataset: xr.Dataset) -> Heads:
     share = dataset["share"].sel(source=[*COLOURS]).transpose("layer", "head", "source")
     known = share.notnull().all("source").values
     leading = np.nan_to_num(share.values, nan=-np.inf).argmax(-1)
     colours = np.where(known, np.array([*COLOURS.values()])[leading], MISSING)
     title = "largest share of position variance (orange: token index, green: segment, blue: token, pink: previous token)"
-    return HeadMap(share.max("source").assign_attrs(long_name=title, units="1"), colours=colours)
+    return Heads(share.max("source").assign_attrs(long_name=title, units="1"), colours=colours)
 
 
 def _known_heads(dataset: xr.Dataset) -> list[tuple[int, int]]:
@@ -93,19 +108,17 @@ def source_table(run: xr.DataTree) -> Table:
     return Table("position_sources", "What positions read", names, tuple(different.values()), note)
 
 
-def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
-    if _known_heads(group(run, "position_sources")):
-        yield "position_sources", head_kinds(run)
-
-
 def _informative(run: xr.DataTree) -> bool:
     dataset = group(run, "position_sources")
     return any(_reads(schemes(dataset)[layer]) for layer, _ in _known_heads(dataset))
 
 
-def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
+def _charts(run: xr.DataTree) -> Iterator[Chart]:
     dataset = group(run, "position_sources")
-    return [_largest(dataset), HeadMap(dataset["r_squared"].assign_attrs(long_name="position variance explained, R²"))]
+    if _known_heads(dataset):
+        yield Own("position_sources", partial(head_kinds, run))
+    yield _largest(dataset)
+    yield Heads(dataset["r_squared"].assign_attrs(long_name="position variance explained, R²"))
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
@@ -176,17 +189,14 @@ def kinds_table(tree: xr.DataTree) -> Table:
     return Table("kinds", "Heads by what their positions do", ("kind", *map(runs.title, shown)), tuple(rows))
 
 
-def _figures_beside(tree: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
+def _charts_beside(tree: xr.DataTree) -> Iterator[Chart]:
     if "kind" not in tree["position_sources"] or not (shares := kind_shares(tree)).size:
         return
-    runs, drawn = runs_of(tree), [("", head_kinds(tree))]
+    runs, caption = runs_of(tree), "What the positions of every head do, run by run."
+    yield Own("position_sources_kind", partial(head_kinds, tree), caption=caption)
     if runs.steps is not None:
-        drawn.append(("_by_layer", lines(shares, runs, "run", "kind", "layer")))
-    for suffix, figure in drawn:
-        figure.caption = "What the positions of every head do, run by run."
-        yield f"position_sources_kind{suffix}", figure
-    for suffix, figure in draw_variable(shares, runs):
-        yield f"position_sources_kind_share{suffix}", figure
+        yield Lines(shares, runs, "run", "kind", "layer", "position_sources_kind_by_layer", caption=caption)
+    yield from charts_of("position_sources_kind_share", shares, runs)
 
 
 VIEW = View(
@@ -195,12 +205,11 @@ VIEW = View(
     "Shares of a head's position variance that token index, segment, token and previous token explain on stretches of text that were not "
     "fitted to, each beyond those before it; what is left is context. Nothing is measured of texts in which no token occurs again, nor of "
     "layers without positions or gates.",
-    _figures,
+    _charts,
     tables=lambda run: (source_table(run),),
     findings=_findings,
-    head_maps=_head_maps,
     informative=_informative,
     interactive=TEXTS,
-    beside=Beside(_figures_beside, lambda tree: (kinds_table(tree),) if "kind" in tree["position_sources"] else ()),
+    beside=Beside(_charts_beside, lambda tree: (kinds_table(tree),) if "kind" in tree["position_sources"] else ()),
     compared=("share", "r_squared"),
 )

@@ -14,9 +14,7 @@ from typing import Any
 
 import xarray as xr
 
-from repo_interp.plots.marks.arrays import heads_where, nested_digits, over_prompts
-from repo_interp.plots.marks.finding import heads_named
-from repo_interp.plots.marks.reading import described_prompts, group, schemes
+from repo_interp.plots.marks import described_prompts, group, heads_named, heads_where, nested_digits, over_prompts, schemes
 from repo_interp.plots.view import Interactive, PageOptions
 from repo_interp.plots.views.explorer import pack_layer
 

@@ -10,6 +10,7 @@ positions were made.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,48 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 
-from repo_interp.plots.marks import drawing, reading
-from repo_interp.plots.marks.arrays import FEWEST, fences, global_range, over_prompts, ranked_heads
-from repo_interp.plots.marks.beside import name_columns
-from repo_interp.plots.marks.finding import Finding
-from repo_interp.plots.marks.heads import HeadMap
-from repo_interp.plots.marks.runs import BESIDE, runs_of, runs_with_values, spread
+from repo_interp.plots.marks import (
+    BESIDE,
+    FEWEST,
+    LEARNED_SCHEMES,
+    Chart,
+    Finding,
+    Heads,
+    Own,
+    PromptTokens,
+    checkpoint_name,
+    contiguous,
+    envelope,
+    fences,
+    global_range,
+    group,
+    label_tokens,
+    layer_colour,
+    layer_scheme,
+    learned_layers,
+    legend_below,
+    name_columns,
+    name_ticks,
+    note,
+    number,
+    ordered_spans,
+    over_prompts,
+    part_ribbon,
+    pick,
+    prompt_tokens,
+    ranked_heads,
+    runs_of,
+    runs_with_values,
+    say,
+    scheme_handles,
+    scheme_swatches,
+    schemes,
+    shade_spans,
+    span_handles,
+    spread,
+    token_label,
+    unit_label,
+)
 from repo_interp.plots.style import PAGE_HEIGHT, PAGE_WIDTH, PaperFigure, darker, paper_figure, scheme_colour, span_colours, style
 from repo_interp.plots.view import Beside, View
 from repo_interp.plots.views.explorer import EXPLORER
@@ -47,21 +84,23 @@ def position_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> 
     Raises InputError when the run has no positions, or not this layer, head or prompt.
     """
     positions = positions_of(run)
-    values = reading.pick(positions["position"], prompt=prompt, layer=layer, head=head)
-    tokens = reading.prompt_tokens(positions, prompt)
+    values = pick(positions["position"], prompt=prompt, layer=layer, head=head)
+    tokens = prompt_tokens(positions, prompt)
     names = _span_names(positions)
     figure = paper_figure(PAGE_WIDTH, 2.7)
     ax = figure.subplots()
-    draw_positions(ax, values.values[: tokens.count], reading.layer_colour(positions, layer))
-    drawing.shade_spans(ax, tokens.top_spans, names)
-    parts = drawing.part_ribbon(ax, tokens.spans, names)
-    _label_tokens(ax, values.values[: tokens.count], tokens, names)
+    draw_positions(ax, values.values[: tokens.count], layer_colour(positions, layer))
+    shade_spans(ax, tokens.top_spans, names)
+    parts = part_ribbon(ax, tokens.spans, names)
+    inks = {name: darker(colour, 0.62) for name, colour in span_colours(names).items()}
+    owned = {token: inks[name] for name, members in tokens.top_spans.items() for token in members}
+    label_tokens(ax, tokens, _by_worth(values.values[: tokens.count], tokens), LABELS, lambda token: owned.get(token, "#333333"))
     _name_outliers(ax, values.values[: tokens.count], tokens)
-    ax.set_ylabel(reading.unit_label("position z", positions["position"]))
+    ax.set_ylabel(unit_label("position z", positions["position"]))
     same = (positions["position"].sel(prompt=prompt, layer=layer) == values).isel(token=slice(tokens.count)).all("token")
     heads = f"head {head}" if int(same.sum()) < 2 else f"heads {', '.join(map(str, same['head'].values[same.values]))} alike"
-    ax.set_title(f"Layer {layer}, {heads} ({reading.layer_scheme(positions, layer)}), prompt {prompt}, {tokens.count:,} tokens")
-    drawing.legend_below(figure, drawing.span_handles([*tokens.top_spans, *parts], names))
+    ax.set_title(f"Layer {layer}, {heads} ({layer_scheme(positions, layer)}), prompt {prompt}, {tokens.count:,} tokens")
+    legend_below(figure, span_handles([*tokens.top_spans, *parts], names))
     return figure
 
 
@@ -72,9 +111,9 @@ def draw_positions(ax: Axes, values: np.ndarray, colour: str) -> Axes:
     limits = global_range(values)
     if limits is None:
         ax.set_yticks([])
-        drawing.say(ax, "no positions in this layer", colour="#5A5A5A")
+        say(ax, "no positions in this layer", colour="#5A5A5A")
         return ax
-    shown = drawing.envelope(values, PIXELS)
+    shown = envelope(values, PIXELS)
     marker = "o" if len(shown) <= MOST_DOTS else ""
     ax.plot(shown, values[shown], color=colour, linewidth=0.6, marker=marker, markersize=1.8, gid="positions")
     ax.set_ylim(*limits)
@@ -82,21 +121,10 @@ def draw_positions(ax: Axes, values: np.ndarray, colour: str) -> Axes:
     return ax
 
 
-def _label_tokens(ax: Axes, values: np.ndarray, tokens: reading.PromptTokens, names: list[str]) -> None:
-    """Token texts below the axis, the index above it: tokens of spans first, then the farthest positions, then evenly spread ones."""
-    ax.set_xlabel("token index" if tokens.texts is None else f"token index and {tokens.texts_are}")
-    ax.locator_params(axis="x", nbins=10, integer=True)
-    if tokens.texts is not None:
-        texts = {token: tokens.texts[token] for token in drawing.thin(_by_worth(values, tokens), max(1.0, tokens.count / LABELS))}
-        inks = {name: darker(colour, 0.62) for name, colour in span_colours(names).items()}
-        owned = {token: inks[name] for name, members in tokens.top_spans.items() for token in members}
-        drawing.name_tokens(ax, texts, 4.6, {token: owned.get(token, "#333333") for token in texts})
-
-
-def _by_worth(values: np.ndarray, tokens: reading.PromptTokens) -> Iterator[int]:
+def _by_worth(values: np.ndarray, tokens: PromptTokens) -> Iterator[int]:
     """Token indices in the order in which their labels are worth their room."""
     for members in tokens.top_spans.values():
-        for first, last in drawing.contiguous(members):
+        for first, last in contiguous(members):
             yield from (first, last)
     finite = np.isfinite(values)
     if finite.any():
@@ -108,7 +136,7 @@ def _by_worth(values: np.ndarray, tokens: reading.PromptTokens) -> Iterator[int]
     yield from range(0, tokens.count, step)
 
 
-def _name_outliers(ax: Axes, values: np.ndarray, tokens: reading.PromptTokens) -> None:
+def _name_outliers(ax: Axes, values: np.ndarray, tokens: PromptTokens) -> None:
     """The text of the farthest tokens outside the fences at their points, where they do not collide."""
     finite = values[np.isfinite(values)]
     if tokens.texts is None or finite.size < FEWEST:
@@ -126,7 +154,7 @@ def _name_outliers(ax: Axes, values: np.ndarray, tokens: reading.PromptTokens) -
     for token in named[:NAMED_OUTLIERS]:
         right = token > 0.85 * tokens.count
         look = {"ha": "right" if right else "left", "color": "#333333"}
-        drawing.note(ax, drawing.token_label(tokens.text(token)), (token, values[token]), (-3 if right else 3, 0), 5.2, **look)
+        note(ax, token_label(tokens.text(token)), (token, values[token]), (-3 if right else 3, 0), 5.2, **look)
 
 
 @style()
@@ -137,25 +165,23 @@ def position_grid(run: xr.DataTree, prompt: int = 0) -> PaperFigure:
     prompt.
     """
     positions = positions_of(run)
-    values = reading.pick(positions["position"], prompt=prompt).transpose("layer", "head", "token")
-    tokens = reading.prompt_tokens(positions, prompt)
-    layers, named = values.sizes["layer"], reading.schemes(positions)
+    values = pick(positions["position"], prompt=prompt).transpose("layer", "head", "token")
+    tokens = prompt_tokens(positions, prompt)
+    layers, named = values.sizes["layer"], schemes(positions)
     cell = min(0.62, (PAGE_HEIGHT - 0.8) / layers)
     figure = paper_figure(PAGE_WIDTH, max(1.6, cell * layers + 0.8))
     ax = figure.subplots()
     _shade_columns(ax, tokens, layers, values.sizes["head"], _span_names(positions))
     draw_grid(ax, values.values[..., : tokens.count], [scheme_colour(scheme) for scheme in named.values()])
     for axis, dim in ((ax.yaxis, "layer"), (ax.xaxis, "head")):
-        drawing.name_ticks(axis, values[dim].values, values.sizes[dim])
+        name_ticks(axis, values[dim].values, values.sizes[dim])
         axis.set_label_text(dim)
     ax.xaxis.tick_top()
     ax.xaxis.set_label_position("top")
     ax.tick_params(axis="x", length=0)
-    drawing.scheme_swatches(ax, named, "y")
+    scheme_swatches(ax, named, "y")
     ax.set_title(f"Positions over prompt {prompt}, {tokens.count:,} tokens; number: range in positions")
-    drawing.legend_below(
-        figure, [*drawing.scheme_handles(named.values()), *drawing.span_handles(tokens.top_spans, _span_names(positions))]
-    )
+    legend_below(figure, [*scheme_handles(named.values()), *span_handles(tokens.top_spans, _span_names(positions))])
     return figure
 
 
@@ -174,12 +200,12 @@ def draw_grid(ax: Axes, values: np.ndarray, colours: list[str]) -> Axes:
             if limits is None:
                 ax.text(head, layer, "no positions", **middle)
                 continue
-            shown = drawing.envelope(cell, bins)
+            shown = envelope(cell, bins)
             x = head - 0.47 + 0.94 * (shown + 0.5) / count
             lines.append(np.column_stack((x, layer + 0.47 - 0.74 * (cell[shown] - limits[0]) / (limits[1] - limits[0]))))
             if heads <= 16:
                 spread = np.nanmax(cell) - np.nanmin(cell)
-                ax.text(head - 0.46, layer - 0.45, drawing.number(spread), fontsize=4.2, va="top", color="#333333", zorder=4)
+                ax.text(head - 0.46, layer - 0.45, number(spread), fontsize=4.2, va="top", color="#333333", zorder=4)
         look = {"colors": colours[layer], "linewidths": 0.45 if heads <= 8 else 0.3, "gid": f"positions {layer}"}
         ax.add_collection(LineCollection(lines, **look))
     for edge in range(heads + 1):
@@ -191,11 +217,11 @@ def draw_grid(ax: Axes, values: np.ndarray, colours: list[str]) -> Axes:
     return ax
 
 
-def _shade_columns(ax: Axes, tokens: reading.PromptTokens, layers: int, heads: int, names: list[str]) -> None:
+def _shade_columns(ax: Axes, tokens: PromptTokens, layers: int, heads: int, names: list[str]) -> None:
     colours = span_colours(names)
     for name, members in tokens.top_spans.items():
         strips = []
-        for first, last in drawing.contiguous(members):
+        for first, last in contiguous(members):
             for head in range(heads):
                 left, right = (head - 0.47 + 0.94 * edge / tokens.count for edge in (first, last + 1))
                 strips.append([(left, -0.5), (left, layers - 0.5), (right, layers - 0.5), (right, -0.5)])
@@ -206,36 +232,39 @@ def _span_names(positions: xr.Dataset) -> list[str]:
     return [str(name) for name in positions["span"].values] if "span" in positions.coords else []
 
 
-def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
+def _charts(run: xr.DataTree) -> Iterator[Chart]:
     if not has_positions(run):
         return
-    first = int(reading.group(run, "positions")["prompt"].values[0])
+    positions = group(run, "positions")
+    first = int(positions["prompt"].values[0])
     for layer, head in heads_to_show(run)[:LINES]:
-        yield f"positions_layer{layer}_head{head}", position_lines(run, layer, head, first)
-    yield "positions_of_all_heads", position_grid(run, first)
-    yield "position_ranges", position_ranges(run)
+        yield Own(f"positions_layer{layer}_head{head}", partial(position_lines, run, layer, head, first), live=True)
+    yield Own("positions_of_all_heads", partial(position_grid, run, first), live=True)
+    yield Own("position_ranges", partial(position_ranges, run))
+    yield Heads(over_prompts(positions["position_range"]), learned=True)
 
 
-def _figures_beside(tree: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
-    known = {"position", "token_count"} <= set(reading.group(tree, "positions")) and tree.attrs.get("same_prompts") == "yes"
-    if known and (figure := positions_beside(tree)) is not None:
-        yield "positions_by_token", figure
+def _charts_beside(tree: xr.DataTree) -> Iterator[Chart]:
+    positions = group(tree, "positions")
+    known = {"position", "token_count"} <= set(positions) and tree.attrs.get("same_prompts") == "yes"
+    if known and bool(positions["position_range"].notnull().any()):
+        tokens = int(positions["token_count"].isel(prompt=0).max())
+        caption = f"Positions of the {tokens} tokens of the first prompt, in the heads whose positions spread most."
+        yield Own("positions_by_token", partial(positions_beside, tree), caption=caption)
 
 
 @style()
-def positions_beside(tree: xr.DataTree) -> PaperFigure | None:
+def positions_beside(tree: xr.DataTree) -> PaperFigure:
     """Positions of several runs over their first prompt, run below run, in the heads whose learned positions spread most; every panel has
-    its own range. None where no run has positions.
+    its own range.
     """
-    positions, runs = reading.group(tree, "positions"), runs_of(tree)
+    positions, runs = group(tree, "positions"), runs_of(tree)
     ranges = over_prompts(positions["position_range"])
-    learned = positions["scheme"].isin(reading.LEARNED_SCHEMES)
+    learned = positions["scheme"].isin(LEARNED_SCHEMES)
     heads = ranked_heads((ranges.where(learned) if learned.any() else ranges).mean("run"))[:LINES]
     shown = spread(runs_with_values(positions["position"]), BESIDE)
-    if not heads or not shown:
-        return None
-    tokens = reading.prompt_tokens(positions.sel(run=shown[0]), int(positions["prompt"].values[0]))
-    names = reading.ordered_spans(_span_names(positions))
+    tokens = prompt_tokens(positions.sel(run=shown[0]), int(positions["prompt"].values[0]))
+    names = ordered_spans(_span_names(positions))
     figure = paper_figure(PAGE_WIDTH, 0.5 + 1.15 * len(shown))
     axes = figure.subplots(len(shown), len(heads), sharex=True, squeeze=False)
     for place, (row, name) in enumerate(zip(axes, shown, strict=True)):
@@ -243,20 +272,19 @@ def positions_beside(tree: xr.DataTree) -> PaperFigure | None:
             own = positions.sel(run=name, layer=layer, head=head).isel(prompt=0)
             colour = scheme_colour(str(own["scheme"].values)) if runs.steps is None else runs.looks[name]["color"]
             draw_positions(ax, own["position"].values[: tokens.count], colour)
-            drawing.shade_spans(ax, tokens.top_spans, names)
+            shade_spans(ax, tokens.top_spans, names)
             ax.set_title(f"layer {layer}, head {head}" if place == 0 else "")
             ax.locator_params(axis="y", nbins=4)
         row[0].set_ylabel(runs.title(name))
     name_columns(axes[-1].tolist(), len(heads), "token index")
     figure.supylabel("position (each panel its own range)")
-    drawing.legend_below(figure, drawing.span_handles(tokens.top_spans, names))
-    figure.caption = f"Positions of the {tokens.count} tokens of the first prompt, in the heads whose positions spread most."
+    legend_below(figure, span_handles(tokens.top_spans, names))
     return figure
 
 
 def _differ_from_index(run: xr.DataTree) -> bool:
     """Whether any head's range is another than that of the token index."""
-    positions = reading.group(run, "positions")
+    positions = group(run, "positions")
     beyond = positions["position_range"] - (positions["token_count"] - 1)
     return bool((np.abs(beyond.where(np.isfinite(beyond), 0)) > 0).any())
 
@@ -264,13 +292,13 @@ def _differ_from_index(run: xr.DataTree) -> bool:
 def _lead(run: xr.DataTree) -> str:
     """What is drawn of prompts as long as those of `run`: every token as a dot, or a line through each pixel's extremes."""
     if not has_positions(run):
-        positions = reading.group(run, "positions")
-        named = ", ".join(dict.fromkeys(reading.layer_scheme(positions, layer) for layer in positions["layer"].values))
+        positions = group(run, "positions")
+        named = ", ".join(dict.fromkeys(layer_scheme(positions, layer) for layer in positions["layer"].values))
         return f"No layer gives tokens positions ({named}): heads differ by their scores, and by where they look."
     if not _differ_from_index(run):
         return "Every head places every token at its index in the prompt: heads differ by their scores, and by where they look, alone."
     drawn = "Every dot is a token: its"
-    if int(reading.group(run, "positions")["token_count"].max()) > MOST_DOTS:
+    if int(group(run, "positions")["token_count"].max()) > MOST_DOTS:
         drawn = "Prompts are long, so figures join the extremes of every pixel by a line: token"
     return (
         f"{drawn} index in the prompt against the position that the head gives to it, in positions. The range of a head, its largest "
@@ -280,8 +308,8 @@ def _lead(run: xr.DataTree) -> str:
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
     """How far learned positions reach, against the token index of the same prompts."""
-    positions = reading.group(run, "positions")
-    learned = reading.learned_layers(positions)
+    positions = group(run, "positions")
+    learned = learned_layers(positions)
     if not learned or not has_positions(run):
         return
     ranges = positions["position_range"].mean("prompt").sel(layer=learned)
@@ -300,17 +328,13 @@ VIEW = View(
     "positions",
     "Positions, head by head",
     _lead,
-    _figures,
+    _charts,
     tables=lambda run: (range_table(run),) if has_positions(run) else (),
     findings=_findings,
-    head_maps=lambda run: (
-        (HeadMap(over_prompts(reading.group(run, "positions")["position_range"]), learned=True),) if has_positions(run) else ()
-    ),
     informative=_differ_from_index,
-    describe=lambda run: f"Positions in {reading.checkpoint_name(run)}",
+    describe=lambda run: f"Positions in {checkpoint_name(run)}",
     interactive=EXPLORER,
-    live=("positions_layer*", "positions_of_all_heads"),
     compared=("position_range",),
     not_averaged=("position",),
-    beside=Beside(_figures_beside),
+    beside=Beside(_charts_beside),
 )

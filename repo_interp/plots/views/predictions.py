@@ -7,18 +7,29 @@ In the page the next tokens after the chosen one. Knows nothing about how predic
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import xarray as xr
 
-from repo_interp.plots.marks.drawing import legend_below, shade_spans, span_handles
-from repo_interp.plots.marks.finding import Finding, percent
-from repo_interp.plots.marks.head_charts import HeadChart, NextTokens
-from repo_interp.plots.marks.reading import first_prompt, group, ordered_spans
-from repo_interp.plots.marks.table import Cell, Table
+from repo_interp.plots.marks import (
+    Cell,
+    Chart,
+    Finding,
+    NextTokens,
+    Own,
+    Table,
+    first_prompt,
+    group,
+    legend_below,
+    ordered_spans,
+    percent,
+    shade_spans,
+    span_handles,
+)
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
-from repo_interp.plots.view import View, one_figure
+from repo_interp.plots.view import View
 
 
 @style()
@@ -55,13 +66,15 @@ def prediction_table(run: xr.DataTree) -> Table:
     return Table("predictions", title, ("span", "tokens", "likeliest (%)", "mean probability (%)"), tuple(rows), note)
 
 
-def _head_charts(run: xr.DataTree) -> Sequence[HeadChart]:
+def _charts(run: xr.DataTree) -> Iterator[Chart]:
+    """The line over the first prompt, and the next tokens after the chosen one."""
+    yield Own("predictions", partial(prediction_line, run))
     predictions, prompt = group(run, "predictions"), first_prompt(run)
     ids = predictions["next_token"]
     numbered = np.array([f"⟨{token}⟩" for token in ids.values.ravel()], dtype=object).reshape(ids.shape)
     texts = predictions["next_text"].values if "next_text" in predictions else numbered
     number, following = 0 if prompt is None else prompt.prompt, predictions["probability_of_next"]
-    return [NextTokens("Next tokens after the chosen one", predictions["probability"], texts, following, number)]
+    yield NextTokens("Next tokens after the chosen one", predictions["probability"], texts, following, number)
 
 
 LEAST_ABOVE = 2.0
@@ -95,10 +108,9 @@ VIEW = View(
     "What the model expects next",
     "The probability that the model gives to each token of the first prompt, and the likeliest next tokens after the chosen one. What is "
     "expected follows from all heads together: no head can be read off here.",
-    one_figure("predictions", prediction_line),
+    _charts,
     tables=lambda run: (prediction_table(run),),
     findings=_findings,
-    head_charts=_head_charts,
     compared=(),
     not_averaged=("probability",),
 )

@@ -16,11 +16,24 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.arrays import nanmean, over_prompts, ranked_heads
-from repo_interp.plots.marks.drawing import counted, legend_below, name_ticks, plain_decades, say, scheme_handles, scheme_swatches
-from repo_interp.plots.marks.heads import head_offsets
-from repo_interp.plots.marks.reading import LEARNED_SCHEMES, group, learned_layers, schemes
-from repo_interp.plots.marks.table import Cell, Table, cells
+from repo_interp.plots.marks import (
+    LEARNED_SCHEMES,
+    Cell,
+    Table,
+    cells,
+    counted,
+    draw_by_head,
+    group,
+    learned_layers,
+    legend_below,
+    nanmean,
+    over_prompts,
+    plain_decades,
+    ranked_heads,
+    say,
+    scheme_handles,
+    schemes,
+)
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
 from repo_interp.plots.views.attention_mass import main_span
 
@@ -105,10 +118,10 @@ def position_ranges(run: xr.DataTree) -> PaperFigure:
     prompts = ranges.sizes["prompt"]
     figure = paper_figure(PAGE_WIDTH, 2.5)
     left, right = figure.subplots(1, 2, width_ratios=(3.4, 1), sharey=True)
-    draw_ranges(left, ranges.values, [scheme_colour(scheme) for scheme in named.values()])
-    scheme_swatches(left, named, "x")
-    name_ticks(left.xaxis, named, 32)
-    left.set(xlabel="layer", ylabel="range of positions, max − min")
+    means, places = ranges.mean("prompt"), np.arange(len(named))
+    draw_by_head(left, means, ends=(ranges.min("prompt"), ranges.max("prompt")), nothing="no positions")
+    left.hlines(means.median("head"), places - 0.42, places + 0.42, **_MEDIAN_LINE, zorder=3)
+    left.set_ylabel("range of positions, max − min")
     _scale(left, ranges.values, lengths)
     learned = [place for place, scheme in enumerate(named.values()) if scheme in LEARNED_SCHEMES]
     _distribution(right, ranges.values[learned], [list(named.values())[place] for place in learned])
@@ -124,24 +137,6 @@ def position_ranges(run: xr.DataTree) -> PaperFigure:
     context = Line2D([], [], **_CONTEXT_LINE, label=f"context length: {_span_of(lengths)} tokens")
     legend_below(figure, [*scheme_handles(named.values(), "o"), median, context])
     return figure
-
-
-def draw_ranges(ax: Axes, ranges: np.ndarray, colours: list[str]) -> Axes:
-    """Draw `ranges` [layer, head, prompt] on `ax`, one layer per unit of x; `colours`: one per layer. NaN (no positions) is left out."""
-    heads = ranges.shape[1]
-    for layer, (values, colour) in enumerate(zip(ranges, colours, strict=True)):
-        known = np.isfinite(values).any(axis=1)
-        if not known.any():
-            say(ax, "no positions", layer)
-            continue
-        x, own = layer + head_offsets(heads, 0.32)[known], values[known]
-        means = np.nanmean(own, axis=1)
-        ax.vlines(x, np.nanmin(own, axis=1), np.nanmax(own, axis=1), color=colour, alpha=0.45, linewidth=0.6)
-        ax.plot(x, means, "o", color=colour, markersize=2.6 if heads <= 16 else 1.8, markeredgewidth=0, gid=f"layer {layer}")
-        ax.hlines(np.median(means), layer - 0.42, layer + 0.42, **_MEDIAN_LINE, zorder=3)
-    ax.set_xlim(-0.6, len(ranges) - 0.4)
-    ax.grid(axis="y")
-    return ax
 
 
 def range_table(run: xr.DataTree) -> Table:

@@ -12,7 +12,8 @@ Draws the group `rotation`. Knows nothing about how it was measured.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,14 +22,26 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Arc, Circle
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.arrays import heads_where, ranked_heads
-from repo_interp.plots.marks.drawing import note, number
-from repo_interp.plots.marks.head_charts import HeadArrows, HeadChart, HeadNumber
-from repo_interp.plots.marks.reading import group, layer_colour, layer_scheme, pick, schemes
-from repo_interp.plots.marks.runs import spread
+from repo_interp.plots.marks import (
+    Chart,
+    Grid,
+    HeadArrows,
+    HeadNumber,
+    Own,
+    group,
+    heads_of,
+    heads_where,
+    layer_colour,
+    layer_scheme,
+    note,
+    number,
+    pick,
+    ranked_heads,
+    schemes,
+    spread,
+)
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_HEIGHT, PAGE_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.plots.view import View
-from repo_interp.plots.views.component_shares import pair_norms
 from repo_interp.plots.views.three_axis import correlation_maps, correlation_tables
 
 CORRELATIONS = {"closed_form_r": "r of the closed form f + g"}
@@ -47,6 +60,8 @@ TITLE = (
 ADDS = "adds to the logit at distance 0 (logits)"
 SHORT = 0.15
 """Share of half a panel below which an arrow has no number."""
+MOST_ROWS = 72
+"""Heads whose norms get a row each; with more, a row is a layer's mean."""
 COLUMNS = 4
 """Heads per row in a figure of many."""
 OTHERS = "#8A8A8A"
@@ -169,28 +184,42 @@ def _correlation(dataset: xr.Dataset, layer: int, head: int) -> str:
     return f", r = {number(float(known.mean()))}{some}" if known.size else ""
 
 
-def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
-    """Norms of the rotary pairs; fig. 4 of the head that slow dominating components carry most, and fig. 9. None where no layer rotates."""
-    dataset = group(run, "rotation")
-    if bool(dataset["query_norm"].notnull().any()):
-        yield "pair_norms", pair_norms(dataset)
-    chosen = head_to_show(dataset)
-    if chosen is not None and rotating_heads(dataset):
-        yield f"rotating_pairs_layer{chosen[0]}_head{chosen[1]}", rotating_pairs(run, *chosen)
-        yield "rotating_pairs", rotation_grid(run)
+def _norms(pairs: xr.Dataset) -> Grid:
+    """Mean norms of the pairs of queries and keys: a row per head of the layers that rotate, of many heads per layer."""
+    rotating = pairs.isel(layer=np.flatnonzero(pairs["query_norm"].notnull().all(("head", "component"))))
+    few = rotating.sizes["layer"] * rotating.sizes["head"] <= MOST_ROWS
+    names = (
+        [f"L{layer} H{head}" for layer, head in heads_of(rotating)]
+        if few
+        else [f"L{layer}" for layer in rotating["layer"].values]
+    )
+    panels = {}
+    for title, name in (("queries", "query_norm"), ("keys", "key_norm")):
+        norms = rotating[name].transpose("layer", "head", "component")
+        rows = norms.values.reshape(-1, norms.shape[-1]) if few else norms.mean("head").values
+        labels = {f"{'head' if few else 'layer'}": names, "component": norms["component"].values}
+        panels[title] = xr.DataArray(rows, labels, tuple(labels))
+    bar = {"label": "mean norm, one scale for both"}
+    return Grid("pair_norms", panels, pattern="", bar=bar, cell=0.055 if few else 0.15, width=COLUMN_WIDTH)
 
 
-def _head_charts(run: xr.DataTree) -> Sequence[HeadChart]:
-    """r of the closed form, and the mean pairs as arrows as `draw_pairs` draws them."""
+def _charts(run: xr.DataTree) -> Iterator[Chart]:
+    """Norms of the rotary pairs; fig. 4 of the head that slow dominating components carry most, and fig. 9, where layers rotate; r of
+    the closed form by head, and the mean pairs of the chosen head as arrows.
+    """
     pairs = group(run, "rotation")
-    scale = 1 / np.sqrt(2 * pairs.sizes["component"])
+    if bool(pairs["query_norm"].notnull().any()):
+        yield _norms(pairs)
+    chosen = head_to_show(pairs)
+    if chosen is not None and rotating_heads(pairs):
+        yield Own(f"rotating_pairs_layer{chosen[0]}_head{chosen[1]}", partial(rotating_pairs, run, *chosen), live=True)
+        yield Own("rotating_pairs", partial(rotation_grid, run), live=True)
+    yield from correlation_maps(pairs, CORRELATIONS)
     query, key = (pairs[f"{side}_mean_re"] + 1j * pairs[f"{side}_mean_im"] for side in ("query", "key"))
-    arrows, slow = query * key.conj() * scale, (pairs["slow_dominating"] == 1).astype(float)
+    arrows = query * key.conj() / np.sqrt(2 * pairs.sizes["component"])
+    yield HeadNumber("r of the closed form, from the slow dominating components of the prompt itself", pairs["closed_form_r"])
     title = "Mean rotary pairs; coloured: slow dominating by the means over all prompts"
-    return [
-        HeadNumber("r of the closed form, from the slow dominating components of the prompt itself", pairs["closed_form_r"]),
-        HeadArrows(title, ADDS, arrows.real, arrows.imag, slow),
-    ]
+    yield HeadArrows(title, ADDS, arrows.real, arrows.imag, (pairs["slow_dominating"] == 1).astype(float))
 
 
 VIEW = View(
@@ -198,12 +227,9 @@ VIEW = View(
     "Rotating pairs",
     "Correlation of the logits with f + g, the closed form of the few slow rotary components that dominate a head (Position "
     f"Generalization, theorem 2). {CHOICES}",
-    _figures,
+    _charts,
     tables=correlation_tables("rotation", CORRELATIONS),
-    head_maps=correlation_maps("rotation", CORRELATIONS),
-    head_charts=_head_charts,
     informative=lambda run: bool(rotating_heads(group(run, "rotation"))),
-    live=("rotating_pairs*",),
     compared=("query_norm", "key_norm", "closed_form_r"),
     not_averaged=("start_angle", "query_mean_re", "query_mean_im", "key_mean_re", "key_mean_im"),
 )

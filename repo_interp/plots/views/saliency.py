@@ -21,13 +21,29 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.arrays import over_prompts, ranked_heads
-from repo_interp.plots.marks.drawing import colour_bar, contiguous, counted, legend_below, number, token_label
-from repo_interp.plots.marks.finding import Finding
-from repo_interp.plots.marks.head_charts import HeadCurves
-from repo_interp.plots.marks.heads import HeadMap, head_grid_figure, head_rows
-from repo_interp.plots.marks.reading import PromptTokens, group, layer_scheme, pick, prompt_tokens
-from repo_interp.plots.marks.table import Table, cells
+from repo_interp.plots.marks import (
+    Chart,
+    Finding,
+    HeadCurves,
+    Heads,
+    Own,
+    PromptTokens,
+    Table,
+    colour_bar,
+    contiguous,
+    counted,
+    group,
+    head_rows,
+    layer_scheme,
+    legend_below,
+    number,
+    over_prompts,
+    pick,
+    prompt_tokens,
+    ranked_heads,
+    table_of,
+    token_label,
+)
 from repo_interp.plots.style import FONTS, PAGE_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.plots.view import View
 
@@ -142,14 +158,6 @@ def draw_text(
     return ax
 
 
-@style()
-def saliency_heads(run: xr.DataTree, value: str = "saliency") -> PaperFigure:
-    """The size of `value` by layer and head, the mean over prompts. Raises InputError when the run has no saliency, or no such value."""
-    if value not in VALUES:
-        raise InputError(f"values of saliency are {', '.join(VALUES)}, not {value!r}")
-    return head_grid_figure(_size(run, value))
-
-
 def heads_by_saliency(run: xr.DataTree) -> list[tuple[int, int]]:
     """Heads (layer, head) by the size of their integrated gradients, where a path was followed, else of their saliencies."""
     return ranked_heads(_size(run, _values(run)[-1]))
@@ -178,27 +186,27 @@ def saliency_table(run: xr.DataTree) -> Table:
 def completeness_table(run: xr.DataTree) -> Table:
     """One row per prompt: the answer's log-probability, that with all positions at the baseline, and what integrated gradients miss."""
     dataset = group(run, "saliency")
-    rows = []
-    for prompt in dataset["prompt"].values if len(_values(run)) > 1 else ():
-        own = dataset.sel(prompt=prompt)
-        start, end = float(own["baseline_log_probability"]), float(own["log_probability"])
-        rows.append((int(prompt), *cells([end, start, end - start, float(own["completeness_error"])])))
-    columns = ("prompt", "log p", "at the baseline", "difference", "error")
+    start, end = dataset["baseline_log_probability"], dataset["log_probability"]
+    columns = [("log p", end), ("at the baseline", start), ("difference", end - start), ("error", dataset["completeness_error"])]
     note = (
         f"Nats. Baseline: {dataset.attrs.get('baseline')} positions; {dataset.attrs.get('steps')} steps. Error: what the sum of all "
         "integrated gradients misses of the difference; where it is not small against the difference, more steps are needed."
     )
-    return Table("completeness", "What all positions add to the answer", columns, tuple(rows), note)
+    return table_of("completeness", "What all positions add to the answer", columns, note)
 
 
-def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
+def _charts(run: xr.DataTree) -> Iterator[Chart]:
     dataset = group(run, "saliency")
     first = int(dataset["prompt"].values[0])
+    count = int(dataset["token_count"].sel(prompt=first))
     for layer, head in heads_by_saliency(run)[:HEADS]:
         for value in _values(run):
-            yield f"{value}_layer{layer}_head{head}", saliency_text(run, layer, head, first, value)
+            yield Own(f"{value}_layer{layer}_head{head}", partial(saliency_text, run, layer, head, first, value))
     for value in _values(run):
-        yield f"{value}_of_all_heads", saliency_heads(run, value)
+        yield Heads(_size(run, value), name=f"{value}_of_all_heads")
+        title, units = f"{VALUES[value]} of each token of prompt {first}", str(dataset[value].attrs["units"])
+        curves = {value.replace("_", " "): dataset[value].sel(prompt=first).isel(token=slice(count))}
+        yield HeadCurves(title, "token index", units, np.arange(count), curves)
 
 
 def _values(run: xr.DataTree) -> list[str]:
@@ -210,18 +218,6 @@ def _size(run: xr.DataTree, value: str) -> xr.DataArray:
     """The size [layer, head] of `value`, the mean over prompts."""
     name, title, units = _SIZES[value]
     return over_prompts(group(run, "saliency")[name]).assign_attrs(long_name=title, units=units)
-
-
-def _head_charts(run: xr.DataTree) -> Sequence[HeadCurves]:
-    dataset = group(run, "saliency")
-    first = int(dataset["prompt"].values[0])
-    count = int(dataset["token_count"].sel(prompt=first))
-    charts = []
-    for value in _values(run):
-        title, units = f"{VALUES[value]} of each token of prompt {first}", str(dataset[value].attrs["units"])
-        curves = {value.replace("_", " "): dataset[value].sel(prompt=first).isel(token=slice(count))}
-        charts.append(HeadCurves(title, "token index", units, np.arange(count), curves))
-    return charts
 
 
 def _lead(run: xr.DataTree) -> str:
@@ -259,11 +255,9 @@ VIEW = View(
     "saliency",
     "Positions that the answer hangs on",
     _lead,
-    _figures,
+    _charts,
     tables=lambda run: (saliency_table(run), completeness_table(run))[: len(_values(run))],
     findings=_findings,
-    head_maps=lambda run: [HeadMap(_size(run, value)) for value in _values(run)],
-    head_charts=_head_charts,
     compared=("saliency_size", "integrated_size"),
     not_averaged=("saliency", "integrated_gradients"),
 )

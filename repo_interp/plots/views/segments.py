@@ -9,7 +9,7 @@ Draws the groups `segments` and, for one head, `positions`. Knows nothing about 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
+from functools import partial
 
 import numpy as np
 import xarray as xr
@@ -18,11 +18,30 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.arrays import nanmean, over_prompts, ranked_heads
-from repo_interp.plots.marks.drawing import contiguous, counted, legend_below, name_tokens, number, scheme_handles, sparse_ticks
-from repo_interp.plots.marks.heads import HeadMap, control_handle, draw_with_control, head_grid_figure
-from repo_interp.plots.marks.reading import group, has_groups, learned_layers, pick, prompt_tokens, schemes
-from repo_interp.plots.marks.table import Table, cells
+from repo_interp.plots.marks import (
+    Chart,
+    Heads,
+    Own,
+    Table,
+    contiguous,
+    control_handle,
+    counted,
+    draw_by_head,
+    group,
+    has_groups,
+    label_tokens,
+    learned_layers,
+    legend_below,
+    number,
+    over_prompts,
+    pick,
+    prompt_tokens,
+    ranked_heads,
+    scheme_handles,
+    schemes,
+    sparse_ticks,
+    table_of,
+)
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
 from repo_interp.plots.view import View
 from repo_interp.plots.views.positions import draw_positions
@@ -58,13 +77,11 @@ def segment_positions(run: xr.DataTree, layer: int, head: int, prompt: int = 0, 
     jumps = largest_steps(values, labels)
     ax.plot(jumps - 0.5, np.full(len(jumps), 1.02), "v", color="black", markersize=2.6, transform=ax.get_xaxis_transform(),
             clip_on=False, gid="jumps")  # fmt: skip
-    ax.set(xlabel="token index", ylabel="position z (positions)")
-    ax.locator_params(axis="x", nbins=10, integer=True)
-    if tokens.texts is not None:
-        known, firsts = np.unique(labels, return_index=True)
-        firsts = firsts[known >= 0]
-        ax.set_xlabel(f"token index, and {tokens.texts_are} of each segment's first token")
-        name_tokens(ax, {int(token): tokens.texts[token] for token in firsts[sparse_ticks(firsts, LABELS)]}, 5)
+    ax.set_ylabel("position z (positions)")
+    known, firsts = np.unique(labels, return_index=True)
+    firsts = firsts[known >= 0]
+    ranked = firsts[sparse_ticks(firsts, LABELS)].tolist()
+    label_tokens(ax, tokens, ranked, tokens.count, shown="token index, and {} of each segment's first token")
     ax.set_title(f"Layer {layer}, head {head} ({scheme_name(scheme)}), prompt {prompt}; {_scores_of(scores)}", pad=9)
     marks = Line2D([], [], linestyle="none", marker="v", color="black", markersize=3, label=f"{len(jumps)} largest jumps")
     legend_below(figure, [Patch(facecolor=SHADE, alpha=0.3, label=f"{kind}, every other one shaded"), marks])
@@ -103,7 +120,7 @@ def segment_scores(run: xr.DataTree, kind: str | None = None) -> PaperFigure:
     figure = paper_figure(PAGE_WIDTH, 2.4)
     left, right = figure.subplots(1, 2)
     for ax, (name, label) in zip((left, right), _SCORES.items(), strict=True):
-        draw_with_control(ax, over_prompts(own[name]), over_prompts(own[f"{name}_shuffled"]))
+        draw_by_head(ax, over_prompts(own[name]), over_prompts(own[f"{name}_shuffled"])).set_ylim(-0.02, 1.04)
         ax.axhline(float(own[f"{name}_index"].mean()), color="#222222", linestyle="--", linewidth=0.7, gid="index")
         ax.set_ylabel(label)
     left.set_title(f"{counted(own.sizes['head'], 'head')} per layer, mean over {counted(int(counts.count()), 'prompt')}")
@@ -113,29 +130,25 @@ def segment_scores(run: xr.DataTree, kind: str | None = None) -> PaperFigure:
     return figure
 
 
-@style()
-def segment_grid(run: xr.DataTree, kind: str | None = None) -> PaperFigure:
-    """The share of variance between segments beyond that of shuffled edges, layers by heads. Raises InputError as `segment_scores`."""
-    dataset = group(run, "segments")
-    kind = _chosen(dataset, kind)
-    return head_grid_figure(
-        _beyond_shuffled(dataset, kind).assign_attrs(long_name=f"η² of {kind} minus that of shuffled edges", units="1")
-    )
-
-
-def figures_of_segments(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
+def _charts(run: xr.DataTree) -> Iterator[Chart]:
     """Scores of all heads for every kind that there is, and for the main kind the heads that follow segments most."""
     dataset = group(run, "segments")
     kind = main_kind(dataset)
     if kind is None:
         return
     for present in dataset["kind"].values[(dataset["segment_count"] > 1).any("prompt").values]:
-        yield f"segment_scores_{present}", segment_scores(run, str(present))
-    yield f"segment_variance_{kind}", segment_grid(run, kind)
+        yield Own(f"segment_scores_{present}", partial(segment_scores, run, str(present)))
+    beyond = _beyond_shuffled(dataset, kind).assign_attrs(long_name=f"η² of {kind} minus that of shuffled edges", units="1")
+    yield Own(f"segment_variance_{kind}", Heads(beyond).figure)
     with_segments = dataset["prompt"].values[dataset["segment_count"].sel(kind=kind).values > 1]
     if has_groups(run, ["positions"]):
         for layer, head in heads_by_segments(dataset, kind)[:HEADS]:
-            yield f"segments_layer{layer}_head{head}", segment_positions(run, layer, head, int(with_segments[0]), kind)
+            draw = partial(segment_positions, run, layer, head, int(with_segments[0]), kind)
+            yield Own(f"segments_layer{layer}_head{head}", draw)
+    own = dataset.sel(kind=kind, drop=True)
+    for name, label in _SCORES.items():
+        values = over_prompts(own[name]).assign_attrs(long_name=f"{label} ({kind})", units="1")
+        yield Heads(values, over_prompts(own[f"{name}_shuffled"]))
 
 
 def heads_by_segments(dataset: xr.Dataset, kind: str) -> list[tuple[int, int]]:
@@ -162,17 +175,16 @@ def main_kind(dataset: xr.Dataset) -> str | None:
 def segment_table(run: xr.DataTree) -> Table:
     """One row per kind of segments and layer with positions: means over heads and prompts of both scores and of their controls."""
     dataset = group(run, "segments")
-    rows, variables = [], [f"{name}{part}" for name in _SCORES for part in ("", "_shuffled", "_index", "_chance")]
-    for kind, (layer, scheme) in product(dataset["kind"].values, schemes(dataset).items()):
-        own = dataset.sel(kind=kind, layer=layer)
-        if own[[*_SCORES]].notnull().any().to_dataarray().any():
-            rows.append((str(kind), layer, scheme_name(scheme), *cells(nanmean(own[name].values) for name in variables)))
-    columns = ("segments", "layer", "scheme", "η²", "shuffled", "index", "chance", "F1", "shuffled", "index", "chance")
+    scores = dataset[[f"{name}{part}" for name in _SCORES for part in ("", "_shuffled", "_index", "_chance")]]
+    known = dataset[[*_SCORES]].notnull().any(("prompt", "head")).to_dataarray().any("variable")
+    means = scores.mean(set(scores.dims) - {"kind", "layer"}).where(known).transpose("kind", "layer", ...)
+    titles = ("η²", "shuffled", "index", "chance", "F1", "shuffled", "index", "chance")
     note = (
         "η²: share of the variance of positions between segments; F1: of the largest jumps against the edges. Means over heads and "
         "prompts. Shuffled: the same for shuffled edges; chance: share of shuffles that do at least as well; index: the token index."
     )
-    return Table("segments", "Positions and segments", columns, tuple(rows), note)
+    columns = [*zip(titles, means.values(), strict=True)]
+    return table_of("segments", "Positions and segments", columns, note, {"kind": "segments"})
 
 
 def _chosen(dataset: xr.Dataset, kind: str | None) -> str:
@@ -192,25 +204,12 @@ def _scores_of(scores: xr.Dataset) -> str:
     return ", ".join(parts) or "no positions"
 
 
-def _head_maps(run: xr.DataTree) -> Iterator[HeadMap]:
-    """Both scores with their control, for the kind that most prompts have."""
-    dataset = group(run, "segments")
-    kind = main_kind(dataset)
-    if kind is None:
-        return
-    own = dataset.sel(kind=kind, drop=True)
-    for name, label in _SCORES.items():
-        values = over_prompts(own[name]).assign_attrs(long_name=f"{label} ({kind})", units="1")
-        yield HeadMap(values, over_prompts(own[f"{name}_shuffled"]))
-
-
 VIEW = View(
     "segments",
     "Positions and segments",
     "How far positions follow the structure of a prompt (RePo, fig. 8): the share of their variance between segments, and whether their "
     "largest jumps are at edges. Shuffled edges and the token index are the controls.",
-    figures_of_segments,
+    _charts,
     tables=lambda run: (segment_table(run),),
-    head_maps=_head_maps,
     compared=("variance_between", "boundary_f1"),
 )

@@ -8,124 +8,84 @@ about how answers are judged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import xarray as xr
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.beside import maps
-from repo_interp.plots.marks.drawing import legend_below
-from repo_interp.plots.marks.finding import Finding, percent
-from repo_interp.plots.marks.perplexity import perplexity_by_length
-from repo_interp.plots.marks.reading import LEARNED_SCHEMES, checkpoint_name, group
-from repo_interp.plots.marks.runs import has_runs, runs_of
-from repo_interp.plots.marks.scores import draw_map, draw_scores, handles
-from repo_interp.plots.marks.table import Cell, Table, cells
-from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
+from repo_interp.plots.marks import (
+    Chart,
+    Finding,
+    Grid,
+    Maps,
+    Table,
+    alone,
+    cells,
+    charts_of,
+    checkpoint_name,
+    colour_map,
+    group,
+    has_runs,
+    percent,
+    runs_of,
+    table_of,
+)
 from repo_interp.plots.view import Beside, View
 
-_NAMED_WIDTH = 0.62
-"""Inches of figure that a test set with a name takes."""
 
-
-@style()
-def task_scores(run: xr.DataTree) -> PaperFigure:
-    """The mean score of every test set, with its standard error, of one run or several. Raises InputError for a run without scores."""
-    data = _as_drawn(run)
-    places = 0 if data["test_set"].dtype.kind in "iuf" else data.sizes["test_set"]
-    figure = paper_figure(min(PAGE_WIDTH, max(COLUMN_WIDTH, 0.6 + _NAMED_WIDTH * places)), 2.3)
-    ax = figure.subplots()
-    draw_scores(ax, data)
-    if places and max(len(str(name)) for name in data["test_set"].values) > 12:
-        ax.tick_params(axis="x", rotation=20)
-    ax.set_title(score_title(run))
-    if has_runs(run):
-        legend_below(figure, handles(data))
-        name = group(run, "scores")["mean_score"].attrs["long_name"]
-        figure.caption = f"{name} by test set; bars: standard error over prompts."
-    return figure
-
-
-@style()
-def task_perplexity(run: xr.DataTree) -> PaperFigure:
-    """Perplexity by length, for a task that is scored in nats per token. Raises InputError for any other run."""
-    if not _has_perplexity(run):
-        raise InputError("perplexity by length needs a task scored in nats, with lengths as test sets; this run has none")
-    data = _as_drawn(run)
-    return perplexity_by_length(data.assign(score=np.exp(data["score"])), score_title(run))
-
-
-@style()
-def score_grid(run: xr.DataTree) -> PaperFigure:
+def score_grid(run: xr.DataTree) -> Grid:
     """The mean score over the task's two axes, such as depth and length, in per cent; grey where there is no prompt.
 
     Raises InputError where the task lacks two axes.
     """
-    values = _score_map(run)
-    rows, columns = (str(axis) for axis in values.dims)
-    height, width = values.shape
-    figure = paper_figure(min(PAGE_WIDTH, max(COLUMN_WIDTH, 0.7 + 0.4 * width)), 0.75 + 0.16 * height)
-    ax = figure.subplots()
-    draw_map(ax, 100 * values.values)
-    ax.set_xticks(range(width), [f"{value:,}" if np.isreal(value) else str(value) for value in values[columns].values.tolist()])
-    ax.set_yticks(range(height), [str(value) for value in values[rows].values.tolist()])
-    ax.set(xlabel=_AXES.get(columns, columns), ylabel=_AXES.get(rows, rows), title=f"{score_title(run)} (%)")
-    return figure
+    values = 100 * _score_map(run)
+    named = {axis: (axis, values[axis].values, {"long_name": _AXES.get(axis, axis)}) for axis in map(str, values.dims)}
+    title = f"{score_title(run)} (%)"
+    look = {"cmap": colour_map("score", "#9DCBE6", "#0072B2", "#003A5C"), "vmin": 0, "vmax": 100}
+    return Grid("score_map", {title: values.assign_coords(named)}, "", ".0f", look, cell=0.16)
 
 
-def figures_of_scores(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
-    """Every figure that the scores of `run` allow, with its name."""
-    yield "scores", task_scores(run)
-    if _has_perplexity(run):
-        yield "perplexity_by_length", task_perplexity(run)
+def _charts(run: xr.DataTree) -> Iterator[Chart]:
+    yield from _scores(run, "scores")
     if _has_grid(group(run, "scores")):
-        yield "score_map", score_grid(run)
+        yield score_grid(run)
 
 
-def _figures_beside(tree: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
+def _charts_beside(tree: xr.DataTree) -> Iterator[Chart]:
     scores, runs = group(tree, "scores"), runs_of(tree)
     if runs.steps is None:
-        yield "scores_mean_score", task_scores(tree)
+        yield from _scores(tree, "scores_mean_score")
     if "score_map" in scores and scores["score_map"].ndim == 3:
-        figure = maps(scores["score_map"], runs)
-        figure.caption = f"{scores['score_map'].attrs['long_name']}."
-        yield "scores_map", figure
+        yield Maps(scores["score_map"], runs, name="scores_map", caption=f"{scores['score_map'].attrs['long_name']}.")
+
+
+def _scores(run: xr.DataTree, name: str) -> Iterator[Chart]:
+    """The mean score by test set, with its standard error and the training length; for a task in nats the perplexity by length."""
+    scores = group(run, "scores")
+    metric, mean, axis = str(scores.attrs.get("metric", "score")), scores["mean_score"], scores["test_set"]
+    title = score_title(run) if has_runs(run) else f"{metric} of {score_title(run)}"
+    lengths = all(str(label).isdecimal() for label in axis.values)
+    error = (mean.dims, scores["standard_error"].transpose(*mean.dims).values)
+    label = f"length ({scores.attrs.get('test_sets_count', 'tokens')})" if lengths else "test set"
+    drawn = mean.assign_coords(error=error, test_set=("test_set", axis.values, {"long_name": label}))
+    drawn = drawn.rename(metric.replace("_", " ")).assign_attrs(long_name=title)
+    longest = run.attrs.get("training_length")
+    # the dotted line: the largest test set whose prompts are no longer than those of training, where that is known
+    inside = axis.values[scores["tokens"].values <= int(longest)] if lengths and longest and "tokens" in scores else []
+    if len(inside):
+        drawn.attrs["training_length"] = max(map(int, inside))
+    if str(mean.attrs.get("units", "1")) == "1" and float(mean.max()) <= 1:
+        drawn.attrs["limits"] = -0.03, 1.03
+    several = has_runs(run)
+    shown = (drawn, runs_of(run)) if several else alone(run, drawn)
+    yield from charts_of(name, *shown)
+    if len(inside) and mean.attrs.get("units") == "nat" and not several:
+        perplexity = xr.apply_ufunc(np.exp, drawn.drop_vars("error")).rename("perplexity").assign_attrs(drawn.attrs, units="1")
+        yield from charts_of("perplexity_by_length", *alone(run, perplexity))
 
 
 _AXES = {"depth": "depth (%)", "length": "length (tokens)"}
-
-
-def _as_drawn(run: xr.DataTree) -> xr.Dataset:
-    """The scores as `plots.marks.scores` draws them: one checkpoint, or those of several runs; one seed."""
-    scores = group(run, "scores")
-    names = scores["test_set"].values.astype(str)
-    numbers = np.array([int(name) for name in names]) if all(name.isdecimal() for name in names) else names
-    if has_runs(run):
-        layouts = list(runs_of(run).layouts)
-    else:
-        layouts, scores = [_scheme(str(run.attrs.get("layout", "")))], scores.expand_dims(run=[checkpoint_name(run)])
-    mean, error = (scores[name].transpose("run", "test_set").values for name in ("mean_score", "standard_error"))
-    described = {**scores["mean_score"].attrs, "long_name": str(scores.attrs.get("metric", "score"))}
-    axes = ("checkpoint", "test_set")
-    drawn = xr.Dataset(
-        {"score": ((*axes, "seed"), mean[..., None], described), "standard_error": (axes, error)},
-        coords={"checkpoint": scores["run"].values, "test_set": numbers, "layout": ("checkpoint", layouts)},
-        attrs={"axis": scores.attrs.get("test_sets_count", "tokens")},
-    ).isel(checkpoint=np.flatnonzero(np.isfinite(mean).any(axis=1)))
-    if numbers is names:
-        return drawn
-    # the dotted line: the largest test set whose prompts are no longer than those of training, where that is known
-    measured, longest = group(run, "scores"), run.attrs.get("training_length")
-    inside = numbers[:0] if longest is None or "tokens" not in measured else numbers[measured["tokens"].values <= int(longest)]
-    return drawn.sortby("test_set").assign_attrs({"training_length": int(inside.max())} if inside.size else {})
-
-
-def _scheme(layout: str) -> str:
-    """The scheme that gives a layout its colour: the one that learns positions, else the most frequent one."""
-    schemes = layout.split(",")
-    learned = [scheme for scheme in schemes if scheme in LEARNED_SCHEMES]
-    return learned[0] if learned else max(dict.fromkeys(schemes), key=schemes.count)
 
 
 def _has_grid(scores: xr.Dataset) -> bool:
@@ -137,11 +97,6 @@ def _score_map(run: xr.DataTree) -> xr.DataArray:
     if not _has_grid(scores):
         raise InputError("a map of scores needs a task with two axes, such as depth and length; this run has none")
     return scores["score_map"]
-
-
-def _has_perplexity(run: xr.DataTree) -> bool:
-    data = _as_drawn(run)  # with a training length only where test sets are lengths
-    return data["score"].attrs.get("units") == "nat" and "training_length" in data.attrs
 
 
 def score_title(run: xr.DataTree) -> str:
@@ -156,20 +111,15 @@ def score_table(run: xr.DataTree) -> Table:
     """One row per test set: mean score, its standard error, and perplexity, questions and tokens where they are known."""
     scores = group(run, "scores")
     metric = str(scores.attrs.get("metric", "score"))
-    further: dict[str, tuple[str, Callable[[xr.DataArray], Cell]]] = {
-        "log_perplexity": ("perplexity of the targets", lambda value: float(np.exp(value))),
-        "tokens": ("longest prompt (tokens)", int),
-        "questions": ("questions", int),
-        "cut": ("lost their middle (%)", lambda value: 100 * float(value)),
+    columns = [(metric, scores["mean_score"]), ("standard error", scores["standard_error"])]
+    further = {
+        "log_perplexity": ("perplexity of the targets", np.exp),
+        "tokens": ("longest prompt (tokens)", lambda counts: counts.astype(int)),
+        "questions": ("questions", lambda counts: counts.astype(int)),
+        "cut": ("lost their middle (%)", lambda shares: 100 * shares),
     }
-    further = {name: column for name, column in further.items() if name in scores}
-    rows: list[tuple[Cell, ...]] = []
-    for name in scores["test_set"].values:
-        own = scores.sel(test_set=name)
-        measured = (cell_of(own[variable]) for variable, (_, cell_of) in further.items())
-        rows.append((str(name), float(own["mean_score"]), float(own["standard_error"]), *measured))
-    columns = ("test set", metric, "standard error", *(title for title, _ in further.values()))
-    return Table("scores", score_title(run), columns, tuple(rows), _asked(scores))
+    columns += [(title, shown(scores[name])) for name, (title, shown) in further.items() if name in scores]
+    return table_of("scores", score_title(run), columns, _asked(scores))
 
 
 def map_table(run: xr.DataTree) -> Table:
@@ -217,10 +167,10 @@ VIEW = View(
     "scores",
     "Scores",
     "How well the checkpoint answers, by test set: the mean over prompts, with its standard error.",
-    figures_of_scores,
+    _charts,
     tables=lambda run: (score_table(run), *([map_table(run)] if _has_grid(group(run, "scores")) else [])),
     findings=_findings,
     compared=("mean_score", "log_perplexity"),
     not_averaged=("mean_score", "standard_error", "score_map"),  # those of `score`
-    beside=Beside(_figures_beside),
+    beside=Beside(_charts_beside),
 )

@@ -10,21 +10,40 @@ fits are made.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.arrays import nanmean, over_prompts, ranked_heads
-from repo_interp.plots.marks.drawing import colour_bar, counted, envelope, legend_below, number, scheme_handles
-from repo_interp.plots.marks.finding import Finding
-from repo_interp.plots.marks.head_charts import HeadChart, HeadCurves, HeadImage, HeadNumber
-from repo_interp.plots.marks.heads import HeadMap, head_grid, layer_table
-from repo_interp.plots.marks.reading import first_prompt, group, layer_colour, layer_scheme, pick, schemes
-from repo_interp.plots.marks.table import Table
-from repo_interp.plots.style import COLUMN_WIDTH, PAGE_HEIGHT, PAGE_WIDTH, PaperFigure, paper_figure, style
+from repo_interp.plots.marks import (
+    Chart,
+    Finding,
+    Grid,
+    HeadCurves,
+    HeadImage,
+    HeadNumber,
+    Heads,
+    Own,
+    Table,
+    colour_bar,
+    counted,
+    envelope,
+    first_prompt,
+    group,
+    layer_colour,
+    layer_scheme,
+    layer_table,
+    nanmean,
+    number,
+    over_prompts,
+    pick,
+    ranked_heads,
+)
+from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.plots.view import View
 
 FITS = {"three_axis": "three-axis", "fake_distance": "fake-distance"}
@@ -51,21 +70,22 @@ def fit_correlations(run: xr.DataTree) -> PaperFigure:
     A head that fits exactly, since its logits are a sum of these axes by construction, is grey: r = 1 is no finding there. Raises
     InputError when the run has neither `three_axis` nor `fake_distance`.
     """
-    present = [name for name in FITS if name in run.children] or ["three_axis"]
-    fits = {name: over_prompts(group(run, name)["r"]).transpose("layer", "head") for name in present}
-    sizes = next(iter(fits.values())).sizes
-    width = COLUMN_WIDTH if len(fits) == 1 and sizes["head"] <= 20 else PAGE_WIDTH
-    figure = paper_figure(width, min(PAGE_HEIGHT, 0.9 + 0.15 * max(8, sizes["layer"])))
-    axes = figure.subplots(1, len(fits), squeeze=False)[0]
-    for ax, (name, values) in zip(axes, fits.items(), strict=True):
-        exact = values >= EXACT
-        telling = values.where(~exact)
-        head_grid(telling, ax, (-1.0 if bool((telling < 0).any()) else 0.0, 1.0))
+    return correlation_grid(run).figure()
+
+
+def correlation_grid(run: xr.DataTree) -> Grid:
+    """The chart of `fit_correlations`."""
+    panels = {}
+    for name in [name for name in FITS if name in run.children] or ["three_axis"]:
+        values = over_prompts(group(run, name)["r"]).transpose("layer", "head")
+        telling = values.where(values < EXACT)
         mean = f"mean {number(float(nanmean(telling.values)))}" if bool(telling.notnull().any()) else ""
-        trivial = "grey: r = 1 by construction" if bool(exact.any()) else ""
-        ax.set_title(f"r of the {FITS[name]} fit: {'; '.join(filter(None, (mean, trivial)))}")
-    legend_below(figure, scheme_handles(schemes(group(run, present[0])).values()))
-    return figure
+        trivial = "grey: r = 1 by construction" if bool((values >= EXACT).any()) else ""
+        panels[f"r of the {FITS[name]} fit: {'; '.join(filter(None, (mean, trivial)))}"] = telling
+    low = -1.0 if any(bool((values < 0).any()) for values in panels.values()) else 0.0
+    look = {"cmap": "PuOr" if low else "cividis", "norm": Normalize(low, 1.0)}
+    width = 0.0 if len(panels) == 1 else PAGE_WIDTH
+    return Grid("fit_correlations", panels, look=look, bar={}, cell=0.15, width=width, live=True)
 
 
 def example_heads(dataset: xr.Dataset) -> list[tuple[int, int]]:
@@ -196,28 +216,26 @@ def correlation_tables(group_name: str, names: Mapping[str, str]) -> Callable[[x
     return tables
 
 
-def correlation_maps(group_name: str, names: Mapping[str, str]) -> Callable[[xr.DataTree], Sequence[HeadMap]]:
-    """A function of a run that gives maps of heads of the same correlations."""
-    return lambda run: [HeadMap(values) for values in correlations(group(run, group_name), names).values()]
+def correlation_maps(fit: xr.Dataset, names: Mapping[str, str]) -> list[Heads]:
+    """Maps of heads of the same correlations."""
+    return [Heads(values) for values in correlations(fit, names).values()]
 
 
-def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
-    """Correlations of the fits that there are; with maps and axes fig. 2."""
-    yield "fit_correlations", fit_correlations(run)
+def _charts(run: xr.DataTree) -> Iterator[Chart]:
+    """Correlations of the fits that there are, by head; with maps and axes fig. 2."""
+    yield correlation_grid(run)
     dataset = group(run, "three_axis")
     if "distance_axis" in dataset:
         for layer, head in heads_with_maps(run, dataset):
-            yield f"three_axis_layer{layer}_head{head}", three_axis_fit(run, layer, head)
-
-
-def _head_charts(run: xr.DataTree) -> Sequence[HeadChart]:
+            yield Own(f"three_axis_layer{layer}_head{head}", partial(three_axis_fit, run, layer, head), live=True)
+    yield from correlation_maps(dataset, CORRELATIONS)
     axes = {"Distance axis": ("distance", "distance (tokens)"), "Query and key axes": ("query key", "token")}
-    return fit_charts(group(run, "three_axis"), "r of the three axes", axes)
+    yield from fit_charts(dataset, "r of the three axes", axes)
 
 
-def fit_charts(fit: xr.Dataset, title: str, axes: Mapping[str, tuple[str, str]]) -> list[HeadChart]:
+def fit_charts(fit: xr.Dataset, title: str, axes: Mapping[str, tuple[str, str]]) -> list[Chart]:
     """r of every prompt and, where the run keeps them, the axes of the first. `axes`: by title their names, and what is along them."""
-    charts: list[HeadChart] = [HeadNumber(title, fit["r"])]
+    charts: list[Chart] = [HeadNumber(title, fit["r"])]
     for label, (names, x) in axes.items():
         curves = {name: fit[f"{name}_axis"] for name in names.split() if f"{name}_axis" in fit}
         for curve in list(curves.values())[:1]:
@@ -245,18 +263,15 @@ VIEW = View(
     "Position and semantics: three axes",
     "Correlation of a head's logits with a part for the distance, one for the query and one for the key, added up (Position "
     "Generalization, sec. 3.1).",
-    _figures,
+    _charts,
     tables=correlation_tables("three_axis", CORRELATIONS),
     findings=_findings,
-    head_maps=correlation_maps("three_axis", CORRELATIONS),
-    head_charts=_head_charts,
-    live=("fit_correlations", "three_axis_layer*"),
     compared=("r", "r_position", "distance_axis"),
     not_averaged=("distance_axis", "query_axis", "key_axis"),
 )
 
 
-def _map_charts(run: xr.DataTree) -> Sequence[HeadChart]:
+def _map_charts(run: xr.DataTree) -> list[HeadImage]:
     """Both maps of every head over the first prompt."""
     maps, shown = group(run, "maps"), first_prompt(run)
     size = int(maps["block_size"])
@@ -273,7 +288,7 @@ MAPS = View(
     "maps",
     "Logit maps: where a token looks",
     "Logits of all pairs of tokens of the first prompt, as means over blocks, for the chosen head; and the attention of the chosen token.",
-    head_charts=_map_charts,
+    _map_charts,
     compared=("logit_map", "fake_map"),
     not_averaged=("logit_map", "fake_map", "block_size"),
 )

@@ -188,7 +188,7 @@ def test_a_finding_needs_a_clear_difference_and_names_the_tokens_that_lose_most(
 
 
 def test_its_page_has_one_small_chart_and_one_table(run):
-    figure = losses_by_kind(run)
+    figure = losses_by_kind(run).figure()
     assert next(label.get_text() for label in figure.axes[0].get_yticklabels()) == "all heads (8)"
     table = kind_table(run)
     assert len(table.rows) == run["kinds"].sizes["kind"] and {len(row) for row in table.rows} == {len(table.columns)}

@@ -23,8 +23,7 @@ from repo_interp.experiments.task_scores import task_scores
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.provenance import identity
 from repo_interp.models.reposition import decoder_of
-from repo_interp.plots.views.task_scores import figures_of_scores, map_table, score_grid, score_table, task_perplexity
-from repo_interp.plots.views.task_scores import task_scores as draw_task_scores
+from repo_interp.plots.views.task_scores import VIEW, map_table, score_grid, score_table
 from repo_interp.shipped import zoo_path
 from repo_interp.store import OtherQuestion
 from repo_interp.tasks import make_task
@@ -106,7 +105,7 @@ def test_needles_are_asked_for_in_a_checkpoints_own_tokens_and_judged_as_generat
             said = bridge.tokenizer.decode(tokens[0, len(prompt.tokens) :], skip_special_tokens=True)
             assert scores["score"].values[row, place] == ri.tasks.niah_score([said], [prompt]) / 100
     assert scores["score_map"].dims == ("depth", "length")
-    assert [name for name, _ in figures_of_scores(run)] == ["scores", "score_map"]
+    assert [name for name, _ in VIEW.figures(run)] == ["scores", "score_map"]
 
 
 def test_what_a_store_keeps_of_needles_is_of_the_same_haystack(hub, tmp_path):
@@ -138,21 +137,19 @@ def test_the_command_asks_any_checkpoint_for_needles(hub, tmp_path, capsys):
 
 
 def test_dots_are_means_bars_their_errors_and_the_dotted_line_is_where_training_ends(reversal):
-    ax = draw_task_scores(reversal).axes[0]
+    ax = dict(VIEW.figures(reversal))["scores"].axes[0]
     scores = reversal["scores"]
-    assert_allclose(artist(ax, "score reversal/repo").get_xdata(), [5, 20, 21, 30])
-    assert_allclose(artist(ax, "score reversal/repo").get_ydata(), scores["mean_score"])
+    assert_allclose(artist(ax, "mean reversal/repo").get_xdata(), [5, 20, 21, 30])
+    assert_allclose(artist(ax, "mean reversal/repo").get_ydata(), scores["mean_score"])
     bars = np.array(artist(ax, "error reversal/repo").get_segments())
     assert_allclose(bars[:, 1, 1] - bars[:, 0, 1], 2 * scores["standard_error"], atol=1e-12)
     assert artist(ax, "training length").get_xdata()[0] == 20
-    assert (
-        ax.get_xlabel() == "length (words)" and ax.get_title() == "" and ax.get_title(loc="left") == "reversal/repo on reversal"
-    )
+    assert ax.get_xlabel() == "length (words)" and ax.figure.get_suptitle() == "Exact match of reversal/repo on reversal"
 
 
 def test_the_map_writes_per_cent_and_only_where_a_task_has_two_axes(niah, reversal):
     values = niah["scores"]["score_map"]
-    texts = {text.get_position(): text.get_text() for text in score_grid(niah).axes[0].texts}
+    texts = {text.get_position(): text.get_text() for text in score_grid(niah).figure().axes[0].texts}
     assert len(texts) == int(np.isfinite(values).sum())
     assert all(texts[column, row] == f"{100 * values.values[row, column]:.0f}" for column, row in texts)
     with pytest.raises(InputError, match="two axes"):
@@ -218,12 +215,11 @@ def test_perplexity_is_drawn_for_tasks_in_nats_alone(niah):
     run = ri.score(ri.zoo("language/rope"), test_sets=["256", "512"], count=3)
     scores = run["scores"]
     assert scores["mean_score"].attrs["units"] == "nat"
-    line = artist(task_perplexity(run).axes[0], "perplexity language/rope").get_ydata()
+    drawn = dict(VIEW.figures(run))
+    assert [*drawn] == ["scores", "perplexity_by_length"]
+    line = artist(drawn["perplexity_by_length"].axes[0], "mean language/rope").get_ydata()
     assert_allclose(line, np.exp(scores["mean_score"]))
-    assert [name for name, _ in figures_of_scores(run)] == ["scores", "perplexity_by_length"]
-    assert [name for name, _ in figures_of_scores(niah)] == ["scores", "score_map"]
-    with pytest.raises(InputError, match="scored in nats"):
-        task_perplexity(niah)
+    assert [name for name, _ in VIEW.figures(niah)] == ["scores", "score_map"]
 
 
 def test_the_table_has_a_row_a_test_set_and_says_what_was_asked(reversal):

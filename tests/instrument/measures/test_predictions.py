@@ -68,4 +68,4 @@ def test_texts_stand_beside_tokens_and_spans_in_the_table():
     rows = {row[0]: row for row in prediction_table(run).rows}
     assert rows["generated"][1] == len(prompt.generated) and rows["generated"][2] == 100.0 and rows["words"][2] < 100
     assert {table.name for table in tables(run)} == {"predictions"}
-    assert [name for _, name, _ in figures_of(run)] == ["predictions"]
+    assert [one.name for one in figures_of(run)] == ["predictions"]

@@ -17,7 +17,7 @@ from repo_interp.measures.catalogue import measure_named, measure_names
 from repo_interp.measures.statistics import merge
 from repo_interp.plots import comparison_figures
 from repo_interp.plots.catalogue import tables, view_of
-from repo_interp.plots.marks.beside import draw_variable, maps
+from repo_interp.plots.marks.beside import Maps, charts_of
 from repo_interp.plots.marks.runs import runs_of, spread
 from repo_interp.plots.pages.report import write_report
 from repo_interp.plots.style import SCHEME_COLOURS
@@ -53,8 +53,13 @@ def runs(*layouts, steps=None):
 
 def only(variable, *of):
     """The only figure of a variable."""
-    ((_, figure),) = draw_variable(variable, *of)
-    return figure
+    (chart,) = charts_of("", variable, *of)
+    return chart.figure()
+
+
+def drawn(variable, *of):
+    """The figures of a variable by the ends of their names."""
+    return {chart.name: chart.figure() for chart in charts_of("", variable, *of)}
 
 
 def measured(scheme, seed):
@@ -160,15 +165,15 @@ def test_steps_are_an_axis_from_pale_to_full_colour():
     shades = [np.mean(np.frombuffer(bytes.fromhex(steps.looks[name]["color"][1:]), np.uint8)) for name in "abc"]
     assert shades[0] > shades[1] > shades[2] and steps.looks["c"]["color"].upper() == SCHEME_COLOURS["repo"]
     values = array(np.arange(12.0).reshape(3, 2, 2), ("run", "layer", "head"))
-    by_name = dict(draw_variable(values, steps))
+    by_name = drawn(values, steps)
     line = artist(by_name["over_steps"].axes[0], "mean head 1")
     np.testing.assert_array_equal(line.get_xdata(), [100, 200, 1000])
     np.testing.assert_allclose(line.get_ydata(), values.values[:, 0, 1])
     of_spans = array(np.arange(12.0).reshape(3, 2, 2, 1), ("run", "layer", "head", "span"), span=["needle"])
-    line = artist(dict(draw_variable(of_spans, steps))["needle_over_steps"].axes[0], "mean head 1")
+    line = artist(drawn(of_spans, steps)["needle_over_steps"].axes[0], "mean head 1")
     np.testing.assert_allclose(line.get_ydata(), [1, 5, 9])
     many = array(np.arange(54.0).reshape(3, 2, 9), ("run", "layer", "head"))
-    line = artist(dict(draw_variable(many, steps))["over_steps"], "mean 1")
+    line = artist(drawn(many, steps)["over_steps"], "mean 1")
     np.testing.assert_allclose(line.get_ydata(), many.values[:, 1].mean(1))
     named = array(np.arange(6.0).reshape(3, 2), ("run", "pattern"), pattern=["constant", "mono"])
     line = artist(only(named, steps), "mean mono")
@@ -187,7 +192,8 @@ def test_kinds_of_heads_over_steps_are_shares_of_layers_and_named_in_a_table():
     shares = kind_shares(tree)
     assert shares["layer"].values.tolist() == [1], "the index has no kind"
     assert shares.sel(layer=1, kind="counts tokens").values.tolist() == [0, 0.5, 0.5]
-    drawn = dict(view_of("position_sources").beside.figures(tree))  # pyright: ignore[reportOptionalMemberAccess]
+    charts = view_of("position_sources").beside.charts(tree)  # pyright: ignore[reportOptionalMemberAccess]
+    drawn = {chart.name: chart.figure() for chart in charts}
     assert [*drawn] == ["position_sources_kind", "position_sources_kind_by_layer", "position_sources_kind_share"]
     (ax,) = drawn["position_sources_kind_by_layer"].axes
     counts = next(line for line in ax.lines if line.get_gid() == "mean counts tokens")
@@ -196,13 +202,13 @@ def test_kinds_of_heads_over_steps_are_shares_of_layers_and_named_in_a_table():
     assert table.rows == (("counts tokens", "0  ", "1  L1 H0", "1  L1 H0"), ("marks lines", "0  ", "0  ", "1  L1 H1"))
     tree["position_sources"] = xr.DataTree(xr.Dataset({"kind": named.where(False, "")}))  # as of RoPE models
     of_none = view_of("position_sources").beside  # pyright: ignore[reportOptionalMemberAccess]
-    assert not list(of_none.figures(tree)) and not any(table.rows for table in of_none.tables(tree))
+    assert not list(of_none.charts(tree)) and not any(table.rows for table in of_none.tables(tree))
 
 
 def test_what_only_one_run_has_and_what_is_no_number_is_not_drawn():
     values = array(np.arange(8.0).reshape(2, 2, 2), ("run", "layer", "head"))
-    assert not list(draw_variable(values.where(values["run"] == "a"), runs("rope", "repo")))
-    assert not list(draw_variable(values.astype(int), runs("rope", "repo")))
+    assert not list(charts_of("", values.where(values["run"] == "a"), runs("rope", "repo")))
+    assert not list(charts_of("", values.astype(int), runs("rope", "repo")))
 
 
 def test_a_layer_that_a_run_lacks_has_no_scheme():
@@ -216,7 +222,7 @@ def test_a_layer_that_a_run_lacks_has_no_scheme():
 def test_many_runs_are_spread_over_and_many_layers_fit():
     assert spread(list(range(20)), 3) == [0, 10, 19] and spread([1, 2], 3) == [1, 2]
     values = array(np.random.default_rng(0).random((9, 20, 2)), ("run", "layer", "head"))
-    figure = maps(values, runs(*["rope"] * 9))
+    figure = Maps(values, runs(*["rope"] * 9)).figure()
     assert len([ax for ax in figure.axes if ax.get_title("left")]) == 5 + 4
 
 

@@ -11,18 +11,17 @@ from drawn import artist
 from matplotlib.colors import to_hex
 from numpy.testing import assert_allclose
 
-from repo_interp.errors import InputError
-from repo_interp.plots import (
+from position_papers.hope.component_figures import (
     beyond_training_length,
-    component_curves,
     logit_by_distance,
     pair_norms,
     pair_of_tokens,
-    report_page,
     turn_histogram,
     vaf_by_component,
     vaf_over_training,
 )
+from repo_interp.errors import InputError
+from repo_interp.plots import component_curves, report_page
 from repo_interp.plots.catalogue import figures_of, view_of
 from repo_interp.plots.style import COLUMN_WIDTH, SCHEME_COLOURS
 from repo_interp.plots.view import PageOptions
@@ -213,13 +212,15 @@ def test_a_pair_of_tokens_adds_up_to_its_logit_and_turns_are_shares_in_per_cent(
 
 def test_a_run_gets_the_figures_that_it_allows():
     def names(run):
-        return [name for _, name, _ in figures_of(run)]
+        return [one.name for one in figures_of(run)]
 
     plain = ["logit_by_distance", "components_by_distance", "component_vaf"]
     assert names(as_run(components())) == plain
     assert names(as_run(components(2 * L, ("rope", "repo", "repo")))) == [*plain, "beyond_training_length", "component_turns"]
     assert names(as_run(components(schemes=("nope",) * 3))) == ["logit_by_distance"]
     still = rotation().assign(slow_dominating=(("layer", "head", "component"), np.full((LAYERS, HEADS, COMPONENTS), -1)))
+    parts = {f"{side}_mean_{part}": still["query_norm"] for side in ("query", "key") for part in ("re", "im")}
+    still = still.assign(closed_form_r=still["query_norm"].sum("component"), **parts)
     assert [name for name, _ in view_of("rotation").figures(as_run(components(), rotation=still))] == ["pair_norms"]
 
 
@@ -231,7 +232,8 @@ def test_a_layer_with_a_window_stands_apart_with_the_l_of_its_bands():
     assert "the heads of 2 layers; bands for a window of 8 tokens." in component_table(run).note
     figures = {drawn.name: drawn.figure for drawn in figures_of(run)}
     for name in ("components_by_distance", "component_vaf"):
-        assert any("L = 8 tokens" in ax.get_title(loc) for ax in figures[name].axes for loc in ("left", "center")), name
+        titles = [figures[name].get_suptitle(), *(ax.get_title("left") for ax in figures[name].axes)]
+        assert any("L = 8 tokens" in title for title in titles), name
     data, _ = component_data(run, PageOptions())
     assert data is not None and data["training_length"] == 8
 

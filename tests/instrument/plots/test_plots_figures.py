@@ -16,7 +16,6 @@ from repo_interp.plots import (
     head_grid,
     heads_ranked,
     mass_by_span,
-    mass_grid,
     pattern_sensitivity,
     pattern_shares,
     position_grid,
@@ -27,6 +26,7 @@ from repo_interp.plots import (
 from repo_interp.plots.catalogue import figures_of, tables
 from repo_interp.plots.pages.report import write_report
 from repo_interp.plots.style import PATTERN_COLOURS, SCHEME_COLOURS, paper_figure, style
+from repo_interp.plots.views.attention_mass import VIEW
 from repo_interp.plots.views.ranges import heads_to_show
 
 
@@ -172,7 +172,7 @@ def test_grid_draws_every_head_in_its_cell(small):
 def test_ranges_are_dots_at_the_mean_over_prompts_and_the_context_is_marked(small):
     figure = position_ranges(small)
     means = small["positions"]["position_range"].mean("prompt").values
-    for layer, dots in enumerate(starting(figure, "layer ")):
+    for layer, dots in enumerate(starting(figure, "heads ")):
         assert_allclose(dots.get_ydata(), means[layer])
         assert (abs(dots.get_xdata() - layer) < 0.5).all()
     assert {tuple(line.get_ydata()) for line in starting(figure, "context length")} == {(96.0, 96.0)}
@@ -266,7 +266,7 @@ def test_heads_are_ranked_by_mass_and_coloured_by_scheme(small):
     assert_allclose(np.asarray(curve.get_offsets())[:, 1], np.sort(mass.values.ravel())[::-1])
     expected = (small["positions"]["span_mask"].sel(span="needle") > 0).sum("token").mean() / 96
     assert_allclose(starting(figure, "chance")[0].get_xdata(), 100 * float(expected))
-    assert_allclose(mass_grid(small).axes[0].images[0].get_array(), mass)
+    assert_allclose(dict(VIEW.figures(small))["heads_map"].axes[0].images[0].get_array(), mass)
 
 
 def test_head_grid_draws_values_with_name_and_units_diverges_from_zero_and_leaves_out_nan(small):

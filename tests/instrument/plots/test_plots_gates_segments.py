@@ -114,11 +114,10 @@ def test_a_run_without_text_has_no_scores_to_draw():
     run = structured_runs.run(asked=spoken, maps=0)
     with pytest.raises(InputError, match="separators or segments"):
         gates.gate_scores(run)
-    for draw in (segments.segment_scores, segments.segment_grid):
-        with pytest.raises(InputError, match=r"examples\.1"):
-            draw(run)
-    assert list(segments.figures_of_segments(run)) == []
-    assert [name.split("_")[0] for name, _ in gates.figures_of_gates(run)] == ["gates"] * gates.HEADS
+    with pytest.raises(InputError, match=r"examples\.1"):
+        segments.segment_scores(run)
+    assert list(segments.VIEW.figures(run)) == []
+    assert [name.split("_")[0] for name, _ in gates.VIEW.figures(run)] == ["gates"] * gates.HEADS
     assert not list(segments.VIEW.head_maps(run)) and not list(gates.VIEW.head_maps(run))
     assert (
         segments.segment_table(run).rows == () and len(gates.gate_table(run).rows) == len(gates.own_segment_table(run).rows) == 0
@@ -166,7 +165,9 @@ def test_both_scores_of_every_head_stand_over_shuffled_edges(run):
         assert_allclose(artists(ax, "heads 3")[0].get_ydata(), expected[np.isfinite(expected)])
         assert_allclose(artists(ax, "index")[0].get_ydata(), float(group[f"{name}_index"].mean()))
     assert figure.axes[1].get_title(loc="left").endswith("lines per prompt")
-    (shown,) = segments.segment_grid(run, "lines").axes[0].get_images()
+    drawn, kind = dict(segments.VIEW.figures(run)), segments.main_kind(run["segments"].to_dataset())
+    (shown,) = drawn[f"segment_variance_{kind}"].axes[0].get_images()
+    group = run["segments"].to_dataset().sel(kind=kind)
     beyond = (group["variance_between"] - group["variance_between_shuffled"]).mean("prompt")
     assert_allclose(shown.get_array().filled(np.nan), beyond)
 
@@ -214,8 +215,8 @@ def test_figures_and_sections_follow_the_groups_there_are(run, no_pictures, tmp_
     page = report_page(run, tmp_path / "report.html").read_text()
     assert 'id="gates"' in page and 'id="segments"' in page and "without a section" not in page
     one_head = run["gates"].to_dataset().sel(layer=[1], head=[0], kind=["lines"])
-    drawn = [name for name, _ in gates.figures_of_gates(without(run, "positions", "segments", gates=one_head))]
+    drawn = [name for name, _ in gates.VIEW.figures(without(run, "positions", "segments", gates=one_head))]
     assert drawn == ["gate_scores", "gates_layer1_head0", "position_attention_layer1_head0"]
     one_head = run["segments"].to_dataset().sel(layer=[3], head=[0], kind=["lines"])
-    drawn = [name for name, _ in segments.figures_of_segments(without(run, "gates", segments=one_head))]
+    drawn = [name for name, _ in segments.VIEW.figures(without(run, "gates", segments=one_head))]
     assert drawn == ["segment_scores_lines", "segment_variance_lines", "segments_layer3_head0"]

@@ -3,7 +3,6 @@
 import base64
 import json
 import re
-from fnmatch import fnmatch
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from repo_interp.plots import report_page
 from repo_interp.plots.catalogue import figures_of
 from repo_interp.plots.marks.arrays import focused_range
 from repo_interp.plots.marks.head_charts import NOTHING, HeadImage
-from repo_interp.plots.marks.heads import MISSING, HeadMap
+from repo_interp.plots.marks.heads import MISSING, Heads
 from repo_interp.plots.pages.frame import json_script
 from repo_interp.plots.view import PageOptions
 from repo_interp.plots.views.attention_mass import mass_table
@@ -142,9 +141,9 @@ def test_every_picture_says_what_it_shows_and_no_name_is_given_twice(small, page
     told = [
         picture["alt"].lower().replace(", layer ", "_layer").replace(", head ", "_head").replace(" ", "_") for picture in pictures
     ]
-    live = [one for one in figures_of(small) if any(fnmatch(one.name, pattern) for pattern in one.view.live)]
+    live = [one for one in figures_of(small) if one.chart.live]
     assert {one.name for one in live} >= {"positions_of_all_heads", "heads_map"}, "the page shows these as maps"
-    assert told == [name for _, name, _ in figures_of(small) if name not in {one.name for one in live}]
+    assert told == [name for name in (one.name for one in figures_of(small)) if name not in {one.name for one in live}]
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
 
@@ -162,7 +161,7 @@ def test_maps_of_heads_hold_the_runs_numbers(small, page):
 
 def test_the_largest_value_has_the_last_colour_and_a_missing_one_is_grey():
     values = xr.DataArray([[0.0, 1.0], [0.5, np.nan]], dims=("layer", "head"), coords={"layer": [3, 7], "head": [0, 1]}, name="x")
-    data = HeadMap(values).data()
+    data = Heads(values).data()
     assert data["colours"][0] == [data["scale"][0], data["scale"][-1]] and data["colours"][1][1] == MISSING
     assert data["values"][1] == [0.5, None] and data["ends"] == [0.0, 1.0] and data["control"] is None
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 import xarray as xr
 from drawn import artist
-from matplotlib.text import Text
 from numpy.testing import assert_allclose
 
 from position_papers.hope.copying import copying_by_sequences
-from repo_interp.plots.marks.perplexity import perplexity_panels
-from repo_interp.plots.marks.scores import layout_colour, layout_name, looks, method_panels, score_by_length, score_maps
-from repo_interp.plots.style import SCHEME_COLOURS, style
-from repo_interp.plots.views.task_scores import task_scores
+from position_papers.kit.perplexity_figures import perplexity_panels
+from position_papers.kit.score_figures import method_panels, score_by_length
+from repo_interp.plots.marks.scores import layout_colour, layout_name, looks
+from repo_interp.plots.style import SCHEME_COLOURS
+from repo_interp.plots.views.task_scores import VIEW
 
 
 def scores(values: np.ndarray, layouts: list[str], test_sets: list, **attributes) -> xr.Dataset:
@@ -79,20 +77,6 @@ def test_doubling_lengths_are_on_an_axis_that_doubles_and_every_method_has_a_pan
     assert [ax.get_title(loc="left").split(":")[0] for ax in panels] == ["plain", "YaRN"]
 
 
-def test_maps_write_per_cent_where_there_is_a_prompt_and_how_many_there_are():
-    axes = {"checkpoint": ["a"], "method": ["plain"], "depth": [0, 100], "length": [64, 128]}
-    maps = xr.DataArray([[[[100.0, np.nan], [0.0, 25.0]]]], axes, tuple(axes)).assign_coords(layout=("checkpoint", ["repo"]))
-    counts = xr.DataArray([[7, 8], [9, 0]], {name: axes[name] for name in ("depth", "length")}, ("depth", "length"))
-    figure = score_maps(maps.assign_attrs(long_name="needles found", units="%"), 64, counts)
-    ax, of_counts, bar = figure.axes
-    assert bar.get_ylabel() == "needles found (%)"
-    assert figure.get_supylabel() == "depth of the needle (% of the context before it)" and ax.get_ylabel() == "plain"
-    assert sorted(text.get_text() for text in ax.texts) == ["0", "100", "25"]
-    assert sorted(text.get_text() for text in of_counts.texts) == ["7", "8", "9"]
-    assert_allclose(artist(ax, "training length").get_xdata(), 0.5)
-    assert ax.get_title(loc="left") == "RePo"
-
-
 @pytest.mark.parametrize("count", [2, 8])
 def test_every_mark_of_equal_scores_can_be_seen_and_all_lines_are_equally_wide(count):
     figure = score_by_length(scores(np.ones((count, 3, 1)), ["rope"] * count, [256, 512, 1024]))
@@ -138,30 +122,11 @@ def test_perplexities_have_their_differences_with_paired_errors_below():
     assert "RoPE" in below.get_ylabel()
 
 
-def test_titles_of_maps_of_one_length_stand_apart_and_inside():
-    """Found: "from layer 10" of one panel ran into the next panel's title, and the last one out of the figure."""
-    layouts = ["repo@10", "rope", "nope@10", "r2n1@10"]
-    maps = xr.DataArray(
-        np.zeros((1, 4, 3, 1)),
-        {"method": ["plain"], "checkpoint": layouts, "depth": [0, 50, 100], "length": [1024], "layout": ("checkpoint", layouts)},
-        ("method", "checkpoint", "depth", "length"),
-    )
-    with style():
-        figure = score_maps(maps, 1024)
-        figure.draw_without_rendering()
-        titles = [
-            next(text for text in ax.findobj(Text) if text.get_text() == ax.get_title(loc="left")) for ax in figure.axes[:4]
-        ]
-        boxes = [title.get_window_extent() for title in titles]
-    space = min(right.x0 - left.x1 for left, right in pairwise(boxes)) * 72 / figure.dpi
-    assert space > 3 and boxes[-1].x1 <= figure.bbox.x1, "points"
-
-
 def test_a_dotted_line_ends_the_lengths_of_training_of_a_scored_run():
     described = {"long_name": "mean score", "units": "1"}
     found = {name: ("test_set", [0.9, 0.5, 0.2], described) for name in ("mean_score", "standard_error")}
     scores = xr.Dataset({**found, "tokens": ("test_set", [70, 140, 300])}, {"test_set": ["64", "128", "256"]})
     run = xr.DataTree.from_dict({"/scores": scores})
     run.attrs = {"training_length": 256, "layout": "rope,repo", "checkpoint": "small"}
-    (line,) = [line for line in task_scores(run).axes[0].lines if line.get_gid() == "training length"]
+    (line,) = [line for line in dict(VIEW.figures(run))["scores"].axes[0].lines if line.get_gid() == "training length"]
     assert list(line.get_xdata()) == [128, 128]

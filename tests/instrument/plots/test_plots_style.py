@@ -76,7 +76,6 @@ SINGLE = {
     "position_lines": lambda run, **where: plots.position_lines(run, 5, 1, **where),
     "position_grid": lambda run, **where: plots.position_grid(run, **where),
     "mass_by_span": lambda run, **where: plots.mass_by_span(run, **where),
-    "mass_grid": lambda run, **where: plots.mass_grid(run, **where),
 }
 SEVERAL = {
     "pattern_shares": lambda run, **where: plots.pattern_shares(run, **where),

@@ -36,7 +36,7 @@ def test_the_page_embeds_the_very_svg_of_the_files(small, tmp_path):
     part = xr.DataTree.from_dict({"/attention_mass": small["attention_mass"].to_dataset()})
     assert write_report(part, tmp_path / "report.html", tmp_path / "figures", ("svg",)) == []
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    names = [name for _, name, _ in figures_of(part)]
+    names = [one.name for one in figures_of(part)]
     embedded_names = [name for name in names if name != "heads_map"]  # a map that a reader clicks
     embedded = [b64decode(content) for content in re.findall(r"data:image/svg\+xml;base64,([^\"]+)", page)]
     assert embedded == [(tmp_path / "figures" / f"{name}.svg").read_bytes() for name in embedded_names]
@@ -71,7 +71,7 @@ def test_a_page_with_nothing_to_click_has_no_script(no_pictures, tmp_path):
     scores = xr.Dataset({"mean_score": score, "standard_error": score}, coords={"test_set": ["easy", "hard"]})
     page = report_page(xr.DataTree.from_dict({"/scores": scores}), tmp_path / "scores.html").read_text(encoding="utf-8")
     assert "<script" not in page and "script-src" not in page and "JavaScript" not in page
-    assert 'alt="Scores"' in page and "<td>hard</td>" in page
+    assert 'alt="Score of a model on a task."' in page and "<td>hard</td>" in page
 
 
 # another package ------------------------------------------------------------------------------------------------------------------
@@ -83,7 +83,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from repo_interp.plots import Table, View, paper_figure, style
-from repo_interp.plots.marks.heads import HeadMap
+from repo_interp.plots.marks.chart import Own
+from repo_interp.plots.marks.heads import Heads
 from repo_interp.plots.view import Interactive
 
 drawn = []
@@ -99,13 +100,17 @@ def figures(run):
         yield name, figure
 
 
+def charts(run):
+    yield from (Own(name, lambda figure=figure: figure) for name, figure in figures(run))
+    yield Heads(run["mean_norm"]["norm"])
+
+
 VIEW = View(
     "mean_norm",
     "Norms & more",
     "How long keys are.",
-    figures,
+    charts,
     tables=lambda run: (Table("norms", "<i>Norms</i>", ("a",), ((1.5,),)),),
-    head_maps=lambda run: (HeadMap(run["mean_norm"]["norm"]),),
     interactive=Interactive(
         Path(__file__).with_name("norms.html"),
         Path(__file__).with_name("norms.js"),

@@ -16,8 +16,9 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from position_papers.kit.score_figures import MARK, draw_errors, draw_seeds, legend_under, move_aside
 from repo_interp.plots.marks.drawing import length_axis
-from repo_interp.plots.marks.scores import MARK, draw_errors, draw_seeds, legend_under, looks, move_aside
+from repo_interp.plots.marks.scores import looks
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
 
 LOG_FROM = 4.0

@@ -1,4 +1,4 @@
-"""What single rotary components do: shares of the logits' variance, norms, a pair of tokens, turns (HoPE fig. 3b, 7).
+"""Logits by distance, and what single rotary components do: shares of the logits' variance, norms, a pair, turns (HoPE fig. 2, 3b, 7).
 
     VAF = 100 (1 - var(y - C_r) / var(y))      per cent, by component r; r = 0 turns fastest
 
@@ -8,6 +8,7 @@ measured.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import matplotlib as mpl
@@ -19,9 +20,21 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from repo_interp.errors import InputError
 from repo_interp.plots.marks.drawing import bare, legend_below, name_ticks, note, number, sparse_ticks
-from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, style
-from repo_interp.plots.views.component_curves import BAND_COLOURS, BAND_NAMES, band_of
+from repo_interp.plots.marks.scores import layout_name
+from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, style
+from repo_interp.plots.views.component_curves import (
+    BAND_COLOURS,
+    BAND_NAMES,
+    DISTANCE,
+    FEW_HANDLE,
+    FEW_PAIRS,
+    band_lines,
+    band_of,
+    line_of,
+    shade_few,
+)
 
 MOST_NAMED = 16
 """Layers whose rows are numbered."""
@@ -32,6 +45,70 @@ _SHARES = "cividis"
 _TURNS = LinearSegmentedColormap.from_list("turns", ["#FFFFFF", "#9DCBE6", "#0072B2", "#003A5C"])
 MOST_ROWS = 72
 """Heads whose norms get a row each; with more, a row is a layer's mean."""
+
+
+LOGIT = "mean logit (q·k)"
+_CONTROL: Mapping[str, Any] = {"color": "#8A8A8A", "linewidth": 0.7}
+ROWS = 6
+"""Layers that get a row each beyond the training length."""
+TRAINED: Mapping[str, Any] = {"color": "#222222", "linewidth": 0.8, "linestyle": (0, (4, 2))}
+TRAINED_HANDLE = Line2D([], [], **TRAINED, label="training length L")
+
+
+@style()
+def logit_by_distance(logits: xr.DataArray) -> PaperFigure:
+    """Mean logit by distance of several checkpoints below each other, within and beyond their training lengths (HoPE fig. 2, 6, 8).
+
+    `logits` [checkpoint, weights, length, distance]: weights "trained" and any controls, length that of the sequences in tokens,
+    NaN where nothing was measured; coordinates `scheme` and `training_length` (checkpoint), and `layout` where panels are named by it.
+    Distance 0, a token with itself, is not drawn: it would set the scale. The last 1 / `FEW_PAIRS` of the distances of a sequence, which
+    few of its pairs have, are shaded and dotted. Raises InputError where nothing is trained.
+    """
+    if "trained" not in logits["weights"].values:
+        raise InputError("logits by distance need the weights 'trained'")
+    names = [str(name) for name in logits["checkpoint"].values]
+    figure = paper_figure(COLUMN_WIDTH, 0.45 + 0.95 * len(names))
+    axes = figure.subplots(len(names), 1, squeeze=False, sharex=True)[:, 0]
+    coordinate = "layout" if "layout" in logits.coords else "scheme"
+    schemes = [layout_name(str(layout)) for layout in logits[coordinate].values]
+    for ax, name, scheme in zip(axes, names, schemes, strict=True):
+        _checkpoint(ax, logits.sel(checkpoint=name))
+        ax.set_title(scheme if schemes.count(scheme) == 1 else f"{name}: {scheme}")
+    known = logits.sel(weights="trained").notnull().any(("length", "checkpoint")).values
+    axes[-1].set(xlim=(0, 1.01 * max(1.0, float(logits["distance"].values[known].max()))), xlabel=DISTANCE)
+    figure.supylabel(LOGIT)
+    handles = [Line2D([], [], color="#222222", linewidth=1.2, label="sequences of length L")]
+    if logits.sizes["length"] > 1:
+        handles.append(Line2D([], [], color="#222222", linewidth=1.2, alpha=0.45, label="longer"))
+    if logits.sizes["weights"] > 1:
+        handles.append(Line2D([], [], **_CONTROL, label="random weights"))
+    legend_below(figure, [*handles, TRAINED_HANDLE, FEW_HANDLE])
+    return figure
+
+
+def _checkpoint(ax: Axes, logits: xr.DataArray) -> None:
+    """One panel: the trained curve of every length of sequences, and the controls'."""
+    trained, colour = int(logits["training_length"].item()), scheme_colour(str(logits["scheme"].item()))
+    longest = 1
+    for length in map(int, sorted(logits["length"].values, reverse=True)):
+        for weights in [name for name in logits["weights"].values if name != "trained"] + ["trained"]:
+            line = logits.sel(weights=weights, length=length).sel(distance=slice(1, None)).dropna("distance")
+            if not line.size:
+                continue
+            longest = max(longest, int(line["distance"].max()))
+            look: dict[str, Any] = {"color": colour, "linewidth": 1.2, "alpha": 1.0 if length <= trained else 0.45}
+            if weights != "trained":
+                if length < max(logits["length"].values) and longest >= length:
+                    continue
+                look = dict(_CONTROL)
+            edge = length - length // FEW_PAIRS
+            many, few = line.sel(distance=slice(None, edge)), line.sel(distance=slice(edge, None))
+            ax.plot(many["distance"].values, many.values, **look, gid=f"{weights} {length}")
+            thin: dict[str, Any] = look | {"linewidth": 0.6}
+            ax.plot(few["distance"].values, few.values, **thin, gid=f"{weights} {length}, few pairs")
+            if weights == "trained":
+                shade_few(ax, length, f"few pairs {length}")
+    shade_beyond(ax, trained, longest)
 
 
 @style()
@@ -204,3 +281,50 @@ def _component_axis(ax: Axes, components: np.ndarray) -> None:
 def _band_patches(bands: np.ndarray) -> list[Patch]:
     """Legend entries of the bands among `bands`."""
     return [Patch(facecolor=colour, label=BAND_NAMES[band]) for band, colour in BAND_COLOURS.items() if band in bands]
+
+
+@style()
+def beyond_training_length(components: xr.Dataset, training_length: int) -> PaperFigure:
+    """The first layer's components and the mean logit of every layer beyond the training length, a row each (HoPE fig. 3c).
+
+    `components` holds `component_by_distance` [component, distance], of each layer or of the first, `logit_by_distance`
+    [layer, distance], `activated` and `low_frequency` [component]. Drawn are the activated components, or the lower ones where none is
+    activated, each in units of the range that it had within the training length, and up to `ROWS` layers, evenly chosen, each on a
+    scale of its own. Curves are means over L / 16 neighbouring distances.
+    """
+    smooth = components[["component_by_distance", "logit_by_distance"]].isel(distance=slice(1, None))
+    smooth = smooth.rolling(distance=max(1, training_length // 16), center=True).mean().dropna("distance")
+    curves = smooth["component_by_distance"]
+    curves = (curves.isel(layer=0) if "layer" in curves.dims else curves).transpose("component", "distance")
+    bands, distance = band_of(components), curves["distance"].values
+    band = "activated" if "activated" in bands else "low"
+    logits = smooth["logit_by_distance"].transpose("layer", "distance")
+    rows = np.unique(np.linspace(0, logits.sizes["layer"] - 1, ROWS).round().astype(int))
+    figure = paper_figure(COLUMN_WIDTH, 1.7 + 0.75 * len(rows))
+    top, *below = figure.subplots(1 + len(rows), 1, sharex=True, gridspec_kw={"height_ratios": [1.5, *(1 for _ in rows)]})
+    top.axhspan(0, 1, color=BAND_COLOURS[band], alpha=0.10, linewidth=0, zorder=0)
+    top.axhline(0.5, color=BAND_COLOURS[band], linewidth=0.6)
+    for place in np.flatnonzero(bands == band):
+        within = curves.values[place][distance < training_length]
+        top.plot(distance, (curves.values[place] - within.min()) / np.ptp(within), **line_of(band))
+    top.set_ylabel("range within L")
+    top.set_title(f"layer {logits['layer'].values[0]}: {BAND_NAMES[band]} components", pad=9)
+    for ax, row in zip(below, rows, strict=True):
+        ax.plot(distance, logits.values[row], color="#222222", linewidth=1.0, gid=f"layer {logits['layer'].values[row]}")
+        ax.set_title(f"layer {logits['layer'].values[row]}: mean logit")
+        ax.set_ylabel("q·k")
+    below[-1].set_xlabel(DISTANCE)
+    for ax in (top, *below):
+        shade_beyond(ax, training_length, int(distance[-1]))
+    top.text(training_length, 1.01, " beyond L", transform=top.get_xaxis_transform(), ha="left", va="bottom", fontsize=6)
+    legend_below(figure, [*band_lines(np.array([band])), TRAINED_HANDLE])
+    return figure
+
+
+def shade_beyond(ax: Axes, training_length: int, last: int) -> None:
+    """Mark the training length, and shade what lies beyond it up to the distance `last`."""
+    ax.axvline(training_length, **TRAINED, gid="training length")
+    if last > training_length:
+        ax.axvspan(training_length, last, color="#222222", alpha=0.05, linewidth=0, zorder=0)
+    ax.set_xlim(0, max(last, training_length) * 1.01)
+    ax.grid(axis="y")

@@ -1,0 +1,47 @@
+"""Charts: what a view gives of a run. A chart is a labelled array with all that the figure and the page need.
+
+Heads    a number per layer and head             Grid     cells of two axes, panels side by side
+Names    a name per layer and head               Lines, Dots    the means over all that has no axis of its own
+Own      a figure that no axis describes         those of `head_charts`: on the page, of the head that is chosen there
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.figure import Figure
+
+
+class Chart:
+    """One chart: `figure()` for files, `data()` for the page."""
+
+    name: str
+    """The name of the figure's file; "" for a chart of the page alone."""
+    caption: str = ""
+    """A sentence for the page, where the name does not say what is drawn."""
+    live: bool = False
+    """Whether the page shows this content as a map or chart, so that it needs no picture."""
+
+    def figure(self) -> Figure:
+        """The chart as a matplotlib figure."""
+        raise NotImplementedError
+
+    def data(self) -> dict[str, Any] | None:
+        """The chart as JSON for the scripts of the page; None for one that is a picture there."""
+        return None
+
+
+@dataclass(frozen=True)
+class Own(Chart):
+    """A figure that `draw` makes when it is asked for."""
+
+    name: str
+    draw: Callable[[], Figure]
+    live: bool = False
+    caption: str = ""
+
+    def figure(self) -> Figure:
+        """The figure of `draw`."""
+        return self.draw()

@@ -1,0 +1,142 @@
+"""Cells of two axes: a map on given axes, and panels of maps side by side on one colour scale. Knows nothing about what cells hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, Normalize, TwoSlopeNorm
+from matplotlib.image import AxesImage
+from matplotlib.patches import Rectangle
+
+from repo_interp.plots.marks.chart import Chart
+from repo_interp.plots.marks.drawing import (
+    bare,
+    colour_bar,
+    legend_below,
+    name_ticks,
+    scheme_handles,
+    scheme_swatches,
+    write_cells,
+)
+from repo_interp.plots.marks.reading import axis_label, schemes
+from repo_interp.plots.style import COLUMN_WIDTH, PAGE_HEIGHT, PAGE_WIDTH, PaperFigure, paper_figure, style
+
+MISSING = "#D9D9D9"
+"""Colour of a cell without a value."""
+WRITTEN = (16, 8)
+"""Most layers and heads of a map whose values are written in its cells."""
+FEW, CLIPPED = 1024, 99.5
+"""Number of values above which a colour scale of both signs ends at this percentile of their sizes."""
+
+
+@dataclass(frozen=True)
+class Grid(Chart):
+    """Panels of cells by their titles, each [row, column]; values are written into the cells by the format `pattern`."""
+
+    name: str
+    panels: Mapping[str, xr.DataArray]
+    title: str = ""
+    pattern: str = ".3g"
+    look: Mapping[str, Any] = field(default_factory=dict)
+    """Colour map and scale; without one those of all values together."""
+    looks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The same of single panels."""
+    shown: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """What the colours of a panel stand for, where that is not its values."""
+    bar: Mapping[str, Any] | None = None
+    """Options of matplotlib's `colorbar`; None: no bar."""
+    chosen: tuple[int, int] | None = None
+    """Row and column of a cell with a frame."""
+    cell: float = 0.26
+    """Inches of a row."""
+    width: float = 0.0
+    """Inches of the figure; 0: as many as its cells need."""
+    live: bool = False
+
+    @style()
+    def figure(self) -> PaperFigure:
+        """The panels, the colour bar to their right, the legend of schemes below."""
+        arrays = list(self.panels.values())
+        rows, columns = arrays[0].shape
+        width = self.width or min(PAGE_WIDTH, max(COLUMN_WIDTH, 0.7 + 0.4 * columns * len(arrays)))
+        figure = paper_figure(width, min(PAGE_HEIGHT, 0.95 + self.cell * max(1.0 / self.cell, rows)))
+        axes = figure.subplots(1, len(arrays), sharey=True, squeeze=False)[0].tolist()
+        colours, norm = scale(np.stack([array.values for array in arrays]).astype(float))
+        images, crowded = [], arrays[0].dims[0] == "layer" and (rows > WRITTEN[0] or columns > WRITTEN[1])
+        for ax, (title, array) in zip(axes, self.panels.items(), strict=True):
+            look = self.looks.get(title) or self.look or {"cmap": colours, "norm": norm}
+            images.append(draw_cells(ax, array, look, "" if crowded else self.pattern, self.shown.get(title)))
+            ax.set_title(title)
+            if ax is not axes[0]:
+                ax.set_ylabel("")
+            if self.chosen is not None:
+                corner = self.chosen[1] - 0.5, self.chosen[0] - 0.5
+                ax.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="black", linewidth=1.2, gid="choice"))
+        if self.bar is not None:
+            colour_bar(figure, images[0], axes, **{"pad": 0.01, "fraction": 0.03, **self.bar})
+        if self.title:
+            figure.suptitle(self.title, x=0.01, ha="left")
+        if arrays[0].dims[0] == "layer":
+            legend_below(figure, scheme_handles(schemes(arrays[0]).values()))
+        return figure
+
+
+def draw_cells(
+    ax: Axes,
+    values: xr.DataArray,
+    look: Mapping[str, Any],
+    pattern: str = "",
+    shown: np.ndarray | None = None,
+    most: int = 16,
+    size: float = 5.6,
+) -> AxesImage:
+    """Draw `values` [row, column] on `ax` by `look`, a colour map and a scale, with at most `most` labels along an axis.
+
+    `shown`: what colours stand for, where that is not the values; `pattern`: the format of numbers in the cells, of `size`
+    points; "" writes none. Swatches name the schemes of layers. Returns the image, for its colour bar.
+    """
+    row, column = map(str, values.dims)
+    numbers = values.values.astype(float)
+    shown = numbers if shown is None else shown
+    image = ax.imshow(shown, aspect="auto", interpolation="nearest", **look)
+    ax.set_facecolor(MISSING)
+    for axis, dim in ((ax.xaxis, column), (ax.yaxis, row)):
+        name_ticks(axis, map(_label, values[dim].values.tolist()), most)
+        axis.set_label_text(axis_label(values, dim))
+    if pattern:
+        lightness = np.asarray(image.to_rgba(shown))[..., :3] @ (0.3, 0.59, 0.11)
+        write_cells(ax, numbers, pattern, np.where(lightness > 0.5, "black", "white"), size)
+    bare(ax)
+    if row == "layer" and "scheme" in values.coords:
+        scheme_swatches(ax, schemes(values), "y")
+    return image
+
+
+def _label(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def scale(data: np.ndarray) -> tuple[str, Normalize]:
+    """The colour map for `data` and its ends: diverging from 0 for values of both signs, else from 0 or the smallest."""
+    finite = data[np.isfinite(data)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    if low < 0 < high:
+        return "PuOr", TwoSlopeNorm(0, -reach(finite), reach(finite))
+    return "cividis", Normalize(min(0.0, low), high if high > low or high > 0 else low + 1)
+
+
+def reach(finite: np.ndarray) -> float:
+    """Where a scale around 0 ends: at the largest size, of many values at all but the very largest."""
+    sizes = np.abs(finite)
+    largest = sizes.max(initial=0.0) or 1.0
+    return float((np.percentile(sizes, CLIPPED) if sizes.size > FEW else 0.0) or largest)
+
+
+def colour_map(name: str, *colours: str) -> LinearSegmentedColormap:
+    """A colour map through `colours`, from white on."""
+    return LinearSegmentedColormap.from_list(name, ["#FFFFFF", *colours])

@@ -1,0 +1,86 @@
+"""One test per kind of chart: what is drawn, packed for the page and tabled is the array's."""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+from drawn import artist, texts
+from numpy.testing import assert_allclose
+
+from repo_interp.plots.marks import Dots, Grid, Heads, Lines, Own, alone, charts_of, table_of
+from repo_interp.plots.style import SCHEME_COLOURS, paper_figure, style
+
+RUN = xr.DataTree()
+RUN.attrs = {"checkpoint": "small", "layout": "rope,repo"}
+HEADS = xr.DataArray(
+    [[0.5, -1.0, np.nan], [2.0, 0.0, 1.0]],
+    {"layer": [0, 3], "head": [0, 1, 2], "scheme": ("layer", ["rope", "repo"])},
+    ("layer", "head"),
+    "r",
+    {"long_name": "r of heads", "units": "1"},
+)
+
+
+def test_heads_are_a_figure_and_a_map_of_the_page():
+    chart = Heads(HEADS, name="r")
+    assert_allclose(chart.figure().axes[0].images[0].get_array().filled(np.nan), HEADS.values)
+    data = chart.data()
+    assert data["title"] == "r of heads" and data["values"][0] == [0.5, -1.0, None] and chart.live
+
+
+def test_a_grid_has_a_panel_per_title_numbers_in_cells_and_one_frame():
+    cells = xr.DataArray([[1.0, 2.0], [3.0, np.nan]], {"size": [8, 1024], "epsilon": [0.1, 0.5]}, ("size", "epsilon"))
+    cells["size"].attrs["long_name"] = "chunk size"
+    figure = Grid("cells", {"one": cells, "two": cells * 2}, "above", ".1f", bar={"label": "share"}, chosen=(1, 0)).figure()
+    one, two, bar = figure.axes
+    assert [text.get_text() for text in two.texts] == ["2.0", "4.0", "6.0"] and bar.get_ylabel() == "share"
+    assert one.images[0].get_clim() == two.images[0].get_clim() == (0, 6)
+    assert one.get_ylabel() == "chunk size" and [label.get_text() for label in one.get_yticklabels()] == ["8", "1,024"]
+    assert artist(one, "choice").get_xy() == (-0.5, 0.5) and figure.get_suptitle() == "above"
+
+
+def test_lines_of_a_single_run_have_a_panel_per_layer_in_the_colour_of_its_scheme():
+    distance = HEADS.isel(head=slice(2)).expand_dims(distance=[1, 2, 4]) * xr.DataArray([1.0, 2, 3], dims="distance")
+    (chart,) = charts_of("by_distance", *alone(RUN, distance.assign_attrs(training_length=2)), live=True)
+    assert isinstance(chart, Lines) and chart.live and chart.name == "by_distance"
+    for ax, layer, scheme in zip(chart.figure().axes, (0, 3), ("rope", "repo"), strict=True):
+        line = artist(ax, "mean small")
+        assert_allclose(line.get_ydata(), distance.sel(layer=layer).mean("head"))
+        assert line.get_color() == SCHEME_COLOURS[scheme] and list(artist(ax, "training length").get_xdata()) == [2, 2]
+
+
+def test_an_axis_that_doubles_names_every_place():
+    """Found: tolerances of 0.05 to 0.8 were all called 0."""
+    values = xr.DataArray([1.0, 2, 3], {"epsilon": [0.05, 0.1, 1024]}, ("epsilon",), "share")
+    (chart,) = charts_of("share", *alone(RUN, values))
+    labels = chart.figure().axes[0].get_xticklabels()
+    assert [label.get_text() for label in labels] == ["0.05", "0.1", "1,024"]
+
+
+def test_dots_have_their_errors_and_a_small_change_is_not_blown_up():
+    values = xr.DataArray([1e-9, 2e-9], {"kind": ["a", "b"]}, ("kind",), "loss", {"least": 0.01})
+    (chart,) = charts_of("loss", *alone(RUN, values.assign_coords(error=("kind", [1e-9, 1e-9]))))
+    assert isinstance(chart, Dots)
+    (ax,) = chart.figure().axes
+    assert_allclose(artist(ax, "mean small").get_xdata(), values)
+    assert_allclose([part[:, 0] for part in artist(ax, "error small").get_segments()], [[0, 2e-9], [1e-9, 3e-9]])
+    assert ax.get_xlim()[0] < -0.009
+
+
+def test_a_figure_of_its_own_is_drawn_when_it_is_asked_for():
+    def draw():
+        with style():
+            figure = paper_figure(2, 1)
+        figure.suptitle("mine")
+        return figure
+
+    chart = Own("mine", draw, caption="A figure.")
+    assert chart.data() is None and "mine" in texts(chart.figure())
+
+
+def test_a_table_has_a_row_per_label_with_the_scheme_of_a_layer_and_none_without_a_number():
+    counts = xr.DataArray([3, 4], {"layer": [0, 3]}, ("layer",))
+    table = table_of("r", "R", [("r", HEADS), ("text", xr.full_like(HEADS, "x", dtype=object))], names={"head": "number"})
+    assert table.columns == ("layer", "number", "scheme", "r", "text") and len(table.rows) == 5
+    assert table.rows[1] == (0, 1, "RoPE", -1.0, "x")
+    assert table_of("n", "N", [("n", counts.assign_coords(scheme=HEADS["scheme"]))]).rows == ((0, "RoPE", 3), (3, "RePo", 4))
