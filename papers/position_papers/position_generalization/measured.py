@@ -30,7 +30,7 @@ from repo_interp.measures.statistics import Measure
 from repo_interp.measures.three_axis import ThreeAxis
 from repo_interp.models.load import load, load_fresh
 from repo_interp.tasks import Prompt, Task, digest, make_task
-from repo_interp.values import Count, CountOrNone, Seed
+from repo_interp.values import Count, CountOrNone, Seed, Share, Tokens
 
 SOURCE = "Position Generalization"
 MODEL = Scale(28, 3072)
@@ -55,9 +55,9 @@ class Options:
     """Random-weight controls: what a null is made of."""
     draws: Count = 3
     """Seeds of the judged perturbations: they give the spread."""
-    gammas: tuple[float, ...] = (0.001, 0.01, 0.05, 0.1, 0.5)
+    gammas: tuple[Share, ...] = (0.001, 0.01, 0.05, 0.1, 0.5)
     """Shares of the perturbations that are drawn."""
-    l_maxes: tuple[int, ...] = (1, 5, 10, 100)
+    l_maxes: tuple[Tokens, ...] = (1, 5, 10, 100)
     longer: Count = 64
     """Sequences for the extrapolation; half of them are the reference."""
     reach: Count = 4

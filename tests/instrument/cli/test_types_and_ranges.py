@@ -44,7 +44,7 @@ OWNERS = {
 
 
 def refused(kind: Any) -> Iterator[Any]:
-    """Values that a field of the type `kind` must not take: of another type, and beside each end of its range."""
+    """Values that a field of the type `kind` must not take: of another type, and beside each end of its range, which a number has."""
     marks: list[Any] = []
     while get_origin(kind) in (Annotated, Union, types.UnionType):
         if get_origin(kind) is Annotated:
@@ -52,6 +52,7 @@ def refused(kind: Any) -> Iterator[Any]:
             marks += stated
         else:
             kind = next(part for part in get_args(kind) if part is not types.NoneType)
+    assert kind not in (int, float) or any(isinstance(mark, Interval) for mark in marks), "a number states its range"
     if get_origin(kind) in (tuple, list):
         yield from ((value,) for value in refused(get_args(kind)[0]))
         yield from ((),) if any(isinstance(mark, MinLen) for mark in marks) else ()
