@@ -30,8 +30,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from repo_interp.errors import InputError, warn
 from repo_interp.models.attention import attached
 from repo_interp.models.changes import unchanged_computation
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.layer_pass import HookSites
-from repo_interp.models.reposition import attentions, blocks
 from repo_interp.models.tokenizing import reads_with, special_tokens_around
 from repo_interp.models.wrapped import unwrapped
 
@@ -172,7 +172,8 @@ def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = N
     Raises InputError when the model was not repositioned.
     """
     model = unwrapped(model)
-    list(attentions(model))  # refuses a model that was never repositioned
+    opened = as_decoder(model)
+    _ = opened.layers  # refuses a model that was never repositioned
     implementation = model.config._attn_implementation
 
     def adapted(architecture: str) -> Any:
@@ -199,13 +200,14 @@ def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = N
         reads_with(model, tokenizer)
     # Some adapters force eager attention for the whole model.
     model.set_attn_implementation("sdpa" if implementation is None else implementation)
+    as_decoder(wrapped).origin = opened.origin
     unchanged_computation(wrapped)
     return wrapped
 
 
 def _put_output_projections(wrapped: Any) -> None:
     """Put the adapter's output projection into stock modules whose own it does not stand for (GPT-2), so that hook_z fires."""
-    for attention in attentions(wrapped):
+    for attention in as_decoder(wrapped).layers:
         holder = next((each for each in wrapped.modules() if getattr(each, "original_component", None) is attention.module), None)
         output = getattr(holder, "o", None)
         for name, child in list(attention.module.named_children()):
@@ -257,7 +259,7 @@ def adapter_for(model: Any) -> str:
     """The name of an adapter made for `model`."""
     made = f"{type(model).__name__} (repo_interp)"
     parts = {id(module): path for path, module in model.named_modules()}
-    stack = blocks(model)
+    stack = as_decoder(model).blocks
     attention = next(path for path, module in stack.named_modules() if attached(module) is not None).partition(".")[2]
 
     class Adapter(ArchitectureAdapter):
