@@ -215,6 +215,7 @@ def as_before(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
+        # The class is what `vars` lacks: `reposition` exchanged it on the object that the user's model holds.
         model.config.__class__ = kinds  # pyright: ignore[reportAttributeAccessIssue]
         for owner, attributes, tables in before:
             for table, content in [(vars(owner), attributes), *tables]:

@@ -74,7 +74,7 @@ class RepositionedBridge(TransformerBridge):
         """As TransformerLens has it, with a cache that also knows positions: cache["positions", layer]."""
         output, cache = super().run_with_cache(*args, **kwargs)
         if isinstance(cache, ActivationCache):
-            cache.__class__ = PositionCache
+            cache = PositionCache(cache.cache_dict, cache.model, cache.has_batch_dim)
         return output, cache
 
 
@@ -189,7 +189,7 @@ def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = N
         wrapped = adapted(architecture_of(model))
     except _Unfit:
         wrapped = adapted(adapter_for(model))
-    wrapped.__class__ = RepositionedBridge
+    wrapped.__class__ = RepositionedBridge  # TransformerLens builds its own class, and takes no other
     _put_output_projections(wrapped)
     wrapped.cfg.default_prepend_bos = False  # as long as no tokenizer puts one
     if tokenizer is not None:
@@ -227,6 +227,7 @@ def _exchange_attention(model: PreTrainedModel, adapter: Any) -> None:
     adapter.supports_fold_ln = False  # ln1 would be folded into q, k, v but not into the maps of f_phi
     stock = adapter.component_mapping["blocks"].submodules["attn"]
     kind = type(stock)
+    # The adapter has built its part, with the arguments of its family; the class of a part says what a bridge builds by it.
     stock.__class__ = type(f"Repositioned{kind.__name__}", (RepositionedAttentionBridge, kind), {"__module__": __name__})
     for learned in ("gate_map", "content_map", "final_map", "dynamic_map"):
         stock.submodules[learned] = LinearBridge(name=f"assigner.{learned}", optional=True)

@@ -42,6 +42,7 @@ from repo_interp.side_by_side import BatchSize, SideBySide, limit
 logger = logging.getLogger(__name__)
 
 _HANDLE = "_position_table_hook"
+"""Where a decoder keeps the handle of its table's hook: beside the table, with which it is copied."""
 
 
 def reposition(model: PreTrainedModel, layout: str, **options: str | float) -> PreTrainedModel:
