@@ -31,7 +31,6 @@ from repo_interp.analysis.request import default_measures, measures_named
 from repo_interp.errors import InputError, NotFinite, warn
 from repo_interp.files import path_of, require_directory
 from repo_interp.measures.statistics import Measure
-from repo_interp.models.attention import attached
 from repo_interp.models.decoder import as_decoder, require_model
 from repo_interp.models.load import require_parity
 from repo_interp.models.reposition import with_layout
@@ -146,21 +145,19 @@ def measure_step(
     require_model(inner)
     inner = cast(Any, model_of(inner))
     _require_whole(inner)
-    weight = as_decoder(inner).weight
-    devices = sorted({each.device.index or 0 for each in inner.parameters() if each.device.type == weight.device.type})
-    forked: dict[str, Any] = (
-        {"devices": devices, "device_type": weight.device.type} if weight.device.type != "cpu" else {"devices": []}
-    )
+    kind = inner.device.type
+    devices = sorted({each.device.index or 0 for each in inner.parameters() if each.device.type == kind})
+    forked: dict[str, Any] = {"devices": devices, "device_type": kind} if kind != "cpu" else {"devices": []}
     given = as_prompts(prompts, inner)
     with (
         torch.random.fork_rng(**forked),
-        torch.autocast(weight.device.type, enabled=False),
+        torch.autocast(kind, enabled=False),
         torch.no_grad(),
         alone(),
         as_before(inner),
     ):
         inner.eval()
-        if all(attached(module) is None for module in inner.modules()):
+        if not as_decoder(inner).repositioned:
             with_layout(inner, None)
         if inner.config._attn_implementation not in _FUSED:
             inner.config._attn_implementation = "sdpa"

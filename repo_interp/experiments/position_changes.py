@@ -57,7 +57,7 @@ class PlacedChange:
 
 def default_kinds(model: nn.Module) -> tuple[str, ...]:
     """Linearised where a layer learns positions; frozen and permuted."""
-    learned = any(not isinstance(attention.assigner, TokenIndex | None) for attention in as_decoder(model).layers)
+    learned = not all(isinstance(assigner, TokenIndex) for assigner in as_decoder(model).assigners)
     return ("linearised", "frozen", "permuted") if learned else ("frozen", "permuted")
 
 

@@ -62,7 +62,8 @@ class Decoder:
     """How each layer of a bridge rotated when it was made (`changes`)."""
     first_hook: int = 0
     """The number of the first hook that came after a bridge was made (`changes`)."""
-    _kept: dict[str, Any] = field(default_factory=dict)
+    found: dict[str, Any] = field(default_factory=dict)
+    """Modules that were looked up, with those above them (`modules`)."""
 
     @property
     def owner(self) -> Any:
@@ -130,6 +131,11 @@ class Decoder:
         return {layer: attention for layer, attention in self.by_layer.items() if attention.uses_positions}
 
     @property
+    def assigners(self) -> list[nn.Module]:
+        """What assigns positions, of every layer that has one."""
+        return [attention.assigner for attention in self.layers if attention.assigner is not None]
+
+    @property
     def config(self) -> Any:
         """The configuration of the decoder."""
         return self.layers[0].config
@@ -178,7 +184,7 @@ class Decoder:
         A walk through all modules of a bridge takes milliseconds, and an analysis would walk it for each of its steps.
         """
         owner = self.owner
-        kept = as_decoder(owner)._kept
+        kept = as_decoder(owner).found
         found, above = kept.get(name, ([], []))
         if not found or any(tuple(module._modules.values()) != children for module, children in above):
             found = find(self)
@@ -191,10 +197,6 @@ class Decoder:
             ]
             kept[name] = found, above
         return found
-
-    def forget(self) -> None:
-        """Look modules up again: schemes were attached to them."""
-        self._kept.clear()
 
 
 def as_decoder(model: Any) -> Decoder:
@@ -213,7 +215,7 @@ def as_decoder(model: Any) -> Decoder:
     module = unwrapped(model)
     known = vars(module).get(_DECODER) or Decoder(module)
     if known.module is not module:  # a shallow copy of a model
-        known = replace(known, module=module, _kept={})
+        known = replace(known, module=module, found={})
     object.__setattr__(module, _DECODER, known)  # not by a bridge's own, which would give it to the model inside
     return known
 

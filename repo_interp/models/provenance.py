@@ -55,9 +55,8 @@ def length_trained(model: nn.Module) -> int:
 
 def positions_dtype(model: nn.Module) -> torch.dtype:
     """The precision of a model's learned positions; its own where it learns none."""
-    assigners = (attention.assigner for attention in as_decoder(model).layers)
-    learned = (parameter for assigner in assigners if assigner is not None for parameter in assigner.parameters())
-    return next(learned, as_decoder(model).weight).dtype
+    decoder = as_decoder(model)
+    return next((parameter for assigner in decoder.assigners for parameter in assigner.parameters()), decoder.weight).dtype
 
 
 def identity(model: nn.Module) -> dict[str, str | int]:

@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 from repo_interp.checkpoint_files.architectures import require_family
 from repo_interp.checkpoint_files.options import require_useful, scheme_options
 from repo_interp.errors import InputError, warn
-from repo_interp.models.attention import RepositionedAttention, attached, remember_index
+from repo_interp.models.attention import RepositionedAttention, remember_index
 from repo_interp.models.configuration import repositioned
 from repo_interp.models.decoder import as_decoder, attentions_of, require_model
 from repo_interp.models.own_attention import follow
@@ -66,7 +66,7 @@ def observable(model: nn.Module) -> nn.Module:
     So nothing of the model changes. Raises InputError for a family that cannot be observed, and for what is no model.
     """
     model = unwrapped(model)
-    if not isinstance(model, PreTrainedModel) or any(attached(module) is not None for module in model.modules()):
+    if not isinstance(model, PreTrainedModel) or as_decoder(model).repositioned:
         return model
     require_weights(model)
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
@@ -82,10 +82,10 @@ def with_layout(model: PreTrainedModel, layout: str | None, **options: str | flo
         require_family(model.config)
     schemes = () if layout is None else _schemes(model, layout)
     rotations = _rotations(model)  # first, because it refuses decoders
-    builder = SchemeBuilder(model.config, scheme_options(options))
-    adds_table = "learned" in schemes and stock_table(as_decoder(model).stack) is None
+    builder, decoder = SchemeBuilder(model.config, scheme_options(options)), as_decoder(model)
+    adds_table = "learned" in schemes and stock_table(decoder.stack) is None
     learn_absolute_positions(model, builder.length if adds_table else None, builder.deviation)
-    still = "nope" if stock_table(as_decoder(model).stack) is None else "learned"
+    still = "nope" if stock_table(decoder.stack) is None else "learned"
     if layout is None:
         measured = {
             stock.layer_idx: "rope" if rotation.rotates else getattr(stock, "native_scheme", still)
@@ -107,7 +107,7 @@ def with_layout(model: PreTrainedModel, layout: str | None, **options: str | flo
             initialise(parts.assigner, builder.deviation)
             parts.assigner.train(stock.training)
         RepositionedAttention(stock, parts, rotation)
-    as_decoder(model).forget()
+    decoder.found.clear()  # schemes were attached to modules that may have been without
     _settle(model)
     _declare_shared(model)
     repositioned(model.config, schemes, builder.stated())
@@ -223,28 +223,23 @@ def layout(model: nn.Module) -> tuple[str, ...]:
     return as_decoder(model).schemes
 
 
-def scheme_modules(model: nn.Module) -> Iterator[nn.Module]:
+def scheme_modules(model: nn.Module) -> list[nn.Module]:
     """Every module with parameters that the position schemes brought in, once each."""
-    layers, seen = as_decoder(model).layers, set[int]()
-    table = getattr(as_decoder(model).stack, TABLE, None)
-    for attention in layers:
-        for module in (table, attention.assigner, attention.position_logits):
-            if module is not None and id(module) not in seen:
-                seen.add(id(module))
-                yield module
+    decoder = as_decoder(model)
+    parts = [getattr(decoder.stack, TABLE, None)]
+    parts += [part for attention in decoder.layers for part in (attention.assigner, attention.position_logits)]
+    return [part for part in dict.fromkeys(parts) if part is not None]
 
 
 def assigner_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that positions are computed with, by every name that they have in the model."""
-    assigners = [attention.assigner for attention in as_decoder(model).layers if attention.assigner is not None]
-    own = {id(parameter) for assigner in assigners for parameter in assigner.parameters()}
+    own = {id(parameter) for assigner in as_decoder(model).assigners for parameter in assigner.parameters()}
     return {name: parameter for name, parameter in model.named_parameters(remove_duplicate=False) if id(parameter) in own}
 
 
 def added_parameters(model: nn.Module) -> int:
     """Number of parameters that the position schemes added to those of the stock decoder."""
-    unique = {id(parameter): parameter for module in scheme_modules(model) for parameter in module.parameters()}
-    return sum(parameter.numel() for parameter in unique.values())
+    return sum(each.numel() for each in {parameter for module in scheme_modules(model) for parameter in module.parameters()})
 
 
 def longest_prompt(model: nn.Module) -> int | None:
@@ -257,9 +252,9 @@ def mix_with_index(model: nn.Module, share: float) -> None:
     """Let learned positions be (1 - share) z + share i: 1 is plain RoPE, 0 the learned positions alone (the released code's pdrop)."""
     if not 0.0 <= share <= 1.0:
         raise ValueError(f"a share lies between 0 and 1, not {share}")
-    for attention in as_decoder(model).layers:
-        if isinstance(attention.assigner, MixedAssigner):
-            attention.assigner.index_share = share
+    for assigner in as_decoder(model).assigners:
+        if isinstance(assigner, MixedAssigner):
+            assigner.index_share = share
 
 
 def _declare_shared(model: PreTrainedModel) -> None:
