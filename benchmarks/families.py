@@ -34,6 +34,7 @@ from typing import Any
 import pandas
 
 from benchmarks.running import in_a_process, markdown
+from repo_interp.models.decoder import as_decoder
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -184,7 +185,7 @@ def tried(family: str, columns: Collection[str] = COLUMNS) -> dict[str, str]:
     from repo_interp.checkpoint_files.architectures import refusal, require_family
     from repo_interp.errors import InputError
     from repo_interp.models.outputs import parity_errors
-    from repo_interp.models.reposition import attentions, with_layout
+    from repo_interp.models.reposition import with_layout
     from repo_interp.tasks.prompt import Prompt
 
     if (reason := refusal(family)) is not None:
@@ -196,7 +197,7 @@ def tried(family: str, columns: Collection[str] = COLUMNS) -> dict[str, str]:
     tokens = torch.randint(3, 120, (2, 12), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = stock(tokens, use_cache=False).logits
-    layers = list(attentions(model))
+    layers = as_decoder(model).layers
     schemes = ", ".join(dict.fromkeys(each.scheme for each in layers))
     row = {"layers": f"{len(layers)}/{model.config.num_hidden_layers}", "positions": schemes}
 

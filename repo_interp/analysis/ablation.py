@@ -26,8 +26,8 @@ from repo_interp.experiments.readings import Batch
 from repo_interp.interventions.ablation import HeadMeans, ablate
 from repo_interp.interventions.replacing import head_pairs
 from repo_interp.models.capture import decode
+from repo_interp.models.decoder import as_decoder, attentions_of
 from repo_interp.models.outputs import attention_outputs
-from repo_interp.models.reposition import attentions, attentions_of
 from repo_interp.models.wrapped import model_of
 from repo_interp.tasks import Prompt
 from repo_interp.values import CountOrNone, Seed, checked
@@ -55,7 +55,7 @@ def head_means(bridge: nn.Module, prompts: Prompts) -> dict[int, Float[Tensor, "
         count += ids.shape[1]
     if not count:
         raise InputError("there are no prompts")
-    heads = {attention.layer_idx: attention.heads for attention in attentions(bridge)}
+    heads = {attention.layer_idx: attention.heads for attention in as_decoder(bridge).layers}
     return {layer: (total / count).float().unflatten(0, (heads[layer], -1)) for layer, total in sums.items()}
 
 

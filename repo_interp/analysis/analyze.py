@@ -38,8 +38,7 @@ from repo_interp.failures import is_out_of_memory
 from repo_interp.measures.labels import parameter_attributes
 from repo_interp.measures.statistics import Measure
 from repo_interp.models.provenance import identity
-from repo_interp.models.reposition import at_rest, layout
-from repo_interp.models.tokenizing import tokenizer_of
+from repo_interp.models.reposition import at_rest
 from repo_interp.processes import from_first
 from repo_interp.progress import steps
 from repo_interp.run import KEPT, checked_group, make_run, require_name, versions
@@ -131,7 +130,7 @@ def _concluded(request: Request, observed: Iterable[Observation], faults: Faults
 
     Raises NotFinite where all measures stopped and nothing else was asked for.
     """
-    groups, schemes = {}, layout(request.bridge)
+    groups, schemes = {}, request.decoder.schemes
     merged = {measure.name: MergedStatistics() for measure in request.measures}
     for observation in observed:
         faults.add(observation.faults)
@@ -156,7 +155,7 @@ def _concluded(request: Request, observed: Iterable[Observation], faults: Faults
 
 def _described(groups: Mapping[str, xr.Dataset], request: Request) -> dict[str, xr.Dataset]:
     """Those of `groups` that go with tokens, with the tokens of their prompts."""
-    prompts, tokenizer = request.prompts, tokenizer_of(request.bridge)
+    prompts, tokenizer = request.prompts, request.decoder.tokenizer
     described = {}
     if "positions" in groups:
         described["positions"] = groups["positions"].merge(describe_prompts(prompts, tokenizer))

@@ -17,8 +17,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from repo_interp.errors import InputError
-from repo_interp.models.reposition import require_model
-from repo_interp.models.wrapped import owner_of
+from repo_interp.models.decoder import as_decoder, require_model
+from repo_interp.models.wrapped import model_of
 from repo_interp.tasks import Prompt, prompt_from_text
 from repo_interp.tasks.prompt.text import EncodedText, encode
 from repo_interp.values import shortened
@@ -59,12 +59,12 @@ def tokens(prompts: Prompts, bridge: nn.Module) -> tuple[Int[Tensor, "prompt tok
     if not sequences:
         raise InputError("there are no prompts")
     require_model(bridge)
-    model: Any = owner_of(bridge)
+    model: Any = model_of(bridge)
     vocabulary = int(model.config.vocab_size)
     for number, sequence in enumerate(sequences):
         if max(sequence) >= vocabulary:
             raise InputError(f"prompt {number} has token {max(sequence)}; the model's tokens are 0 to {vocabulary - 1}")
-    device = next(bridge.parameters()).device
+    device = as_decoder(bridge).device
     rows = [torch.tensor(sequence, device=device) for sequence in sequences]
     lengths = torch.tensor([len(row) for row in rows], device=device)
     padded = nn.utils.rnn.pad_sequence(rows, batch_first=True)

@@ -20,6 +20,7 @@ from torch import nn
 
 from repo_interp.files import path_of
 from repo_interp.models.capture import decode
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.provenance import identity
 from repo_interp.run import versions
 from repo_interp.store import Store
@@ -40,7 +41,7 @@ def store_of(
 
 def _computed(bridge: nn.Module, prompt: Prompt) -> list[float]:
     """What a model makes of `prompt`, with the hooks and weights that it has now."""
-    tokens = torch.tensor([prompt.tokens], device=next(bridge.parameters()).device)
+    tokens = torch.tensor([prompt.tokens], device=as_decoder(bridge).device)
     with torch.inference_mode():
         mean = decode(bridge, tokens, torch.ones_like(tokens, dtype=torch.bool)).float().mean((0, 1))
     return (100 * mean / mean.abs().max()).round().tolist()

@@ -23,9 +23,8 @@ from repo_interp.experiments.catalogue import planned
 from repo_interp.experiments.effects import Effects
 from repo_interp.experiments.experiment import Experiment
 from repo_interp.experiments.kinds import Kinds
-from repo_interp.models.provenance import length_trained, loaded_from
-from repo_interp.models.reposition import layout
-from repo_interp.models.tokenizing import tokenizer_of
+from repo_interp.models.decoder import as_decoder
+from repo_interp.models.provenance import length_trained
 from repo_interp.models.wrapped import model_of
 from repo_interp.positions.layouts import FIXED, NO_ATTENTION
 from repo_interp.tasks.prompt import Prompt
@@ -47,11 +46,11 @@ def default_prompts(bridge: nn.Module, count: int = COUNT, **options: Any) -> tu
     `options` of the task go before the recorded ones. Raises InputError for a model without such a task and without a tokenizer, and for
     a task that would read a file which the user did not give.
     """
-    source = loaded_from(bridge)
+    decoder = as_decoder(bridge)
+    source, tokenizer = decoder.origin, decoder.tokenizer
     task = None if source is None else trained_task(source.directory, **options)
     if task is not None:
         return task.prompts(count), task
-    tokenizer = tokenizer_of(bridge)
     if tokenizer is None:
         raise InputError(
             "this model has no tokenizer, so no prompts can be made for it; give prompts as tokens, or load it: repo_interp.load(path)"
@@ -69,7 +68,7 @@ def default_experiments(bridge: nn.Module, prompts: Sequence[Prompt], task: Task
     prompts of `task`, of effects and atlas. An experiment that cannot work on the model or its prompts is left out.
     """
     atlas = Atlas(sequences=2, twins=2)
-    if set(layout(bridge)) <= {*FIXED, NO_ATTENTION}:
+    if set(as_decoder(bridge).schemes) <= {*FIXED, NO_ATTENTION}:
         try:
             planned(bridge, prompts, [atlas], task)
         except InputError as error:

@@ -20,9 +20,9 @@ from torch import nn
 from repo_interp.analysis.ablation import log_probabilities, standard_error
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.load import open_model
 from repo_interp.models.provenance import identity
-from repo_interp.models.tokenizing import tokenizer_of
 from repo_interp.run import require_run
 from repo_interp.tasks import Prompt, make_task, recorded_task
 from repo_interp.tasks.niah import niah
@@ -104,7 +104,7 @@ def _made_again(
         options = {name: group.attrs[name] for name in ("dialect", "depth") if name in group.attrs}
         length = whole_number(test_set, "the number of tokens", 1 << 22)
         made, asked = (
-            niah(tokenizer_of(bridge), str(group.attrs["variant"]), length, count, seed, answer=answer, **options)
+            niah(as_decoder(bridge).tokenizer, str(group.attrs["variant"]), length, count, seed, answer=answer, **options)
             for answer in ("reference", "none")
         )
         return made, asked

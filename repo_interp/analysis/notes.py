@@ -12,9 +12,9 @@ from torch import nn
 from repo_interp.errors import Note
 from repo_interp.measures.statistics import Measure, as_measure
 from repo_interp.models.changes import changes
-from repo_interp.models.provenance import length_trained, loaded_from, positions_dtype
-from repo_interp.models.reposition import attentions, layout
-from repo_interp.positions.layouts import LEARNED, SCHEMES, format_layout
+from repo_interp.models.decoder import as_decoder
+from repo_interp.models.provenance import length_trained, positions_dtype
+from repo_interp.positions.layouts import SCHEMES, format_layout
 from repo_interp.tasks.prompt import Prompt
 
 
@@ -29,24 +29,24 @@ def notes_on(
 
     `changed`: what `changes` says of the model, where that is known.
     """
-    schemes, trained, notes = layout(bridge), length_trained(bridge), []
+    decoder, trained, notes = as_decoder(bridge), length_trained(bridge), []
+    schemes, origin = decoder.schemes, decoder.origin
     changed = changes(bridge) if changed is None else changed
     if changed:
         notes.append(f"the model is not as it was loaded or configured ({changed}): what is measured is what it computes now")
     rounded = rounded_positions(bridge)
     if rounded is not None:
         notes.append(rounded)
-    of_model, of_positions = next(bridge.parameters()).dtype, positions_dtype(bridge)
+    of_model, of_positions = decoder.dtype, positions_dtype(bridge)
     if of_positions != of_model:
         named = [str(dtype).removeprefix("torch.") for dtype in (of_model, of_positions)]
         notes.append(
             f"computed in {named[0]}, learned positions in {named[1]}: what they are computed from is rounded, they are not"
         )
-    origin = loaded_from(bridge)
-    if origin is not None and origin.scaling and all(attention.frequencies is None for attention in attentions(bridge)):
+    if origin is not None and origin.scaling and all(attention.frequencies is None for attention in decoder.layers):
         notes.append(f"scaling ({origin.scaling}) changes nothing: no layer of the layout {format_layout(schemes)} rotates")
     lengths = [len(prompt.tokens) for prompt in prompts]
-    following = next((each for each in attentions(bridge) if each.follows_length), None)
+    following = next((each for each in decoder.layers if each.follows_length), None)
     if following is not None and len({tuple(following.frequencies_at(length).flatten().tolist()) for length in lengths}) > 1:
         notes.append(
             "frequencies depend on the length of a pass, and prompts of this run have different ones: `components` gives no frequency "
@@ -67,7 +67,7 @@ def notes_on(
 
 def notes_kept(bridge: nn.Module, prompts: Sequence[Prompt], measures: Sequence[Measure], changed: str) -> tuple[str, ...]:
     """`notes_on`, and before them what was said when the checkpoint was loaded: what a run keeps as `notes`."""
-    origin = loaded_from(bridge)
+    origin = as_decoder(bridge).origin
     remarks = (f"config.json {origin.remarks}",) if origin is not None and origin.remarks else ()
     return (*remarks, *notes_on(bridge, prompts, measures, changed))
 
@@ -75,6 +75,6 @@ def notes_kept(bridge: nn.Module, prompts: Sequence[Prompt], measures: Sequence[
 def rounded_positions(bridge: nn.Module) -> str | None:
     """What to say where learned positions are computed in 16 bits; None where they are not."""
     dtype = positions_dtype(bridge)
-    if dtype.itemsize > 2 or not set(layout(bridge)) & set(LEARNED):
+    if dtype.itemsize > 2 or not as_decoder(bridge).learned_layers:
         return None
     return f"positions are rounded in {str(dtype).removeprefix('torch.')}; measure them in float32 (positions_dtype)"

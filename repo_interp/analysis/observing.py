@@ -34,7 +34,8 @@ from repo_interp.inputs import AttentionInputs, Spans, select_heads
 from repo_interp.measures.labels import Arrays, parameter_attributes
 from repo_interp.measures.statistics import STATISTICS, Measure, Statistics, checked_statistics, merge, read_only, share
 from repo_interp.models.capture import decode, observing, predictions_of
-from repo_interp.models.reposition import batch_limits, layout
+from repo_interp.models.decoder import as_decoder
+from repo_interp.models.reposition import batch_limits
 from repo_interp.run import checked_group, read_netcdf, with_schemes, write_netcdf
 from repo_interp.store import Form, Store
 from repo_interp.tasks.prompt import Prompt
@@ -94,7 +95,7 @@ def observations(request: Request, store: Store, stopped: Collection[str]) -> It
     One process observes each when it is asked for it, and leaves out what has `stopped` by then; several share them beforehand.
     """
     layers, progress, several = len(request.layers), request.execution.progress, processes.count() > 1
-    device = next(request.bridge.parameters()).device
+    device = request.decoder.device
     batches = make_batches(request.prompts, request.size, device, request.structure) if request.measures else []
 
     def tell(done: int) -> None:
@@ -188,7 +189,7 @@ def stream(
 
     Raises InputError where there is no prompt, and for a measure that keeps something of every single one.
     """
-    schemes, device = layout(bridge), next(bridge.parameters()).device
+    schemes, device = as_decoder(bridge).schemes, as_decoder(bridge).device
     merged = {measure.name: MergedStatistics() for measure in measures}
     source, begun = iter(prompts), 0
     chosen: Sequence[Measure] = ()

@@ -32,8 +32,7 @@ from repo_interp.measures.kernels.solvers import Axes
 from repo_interp.measures.labels import described, described_group
 from repo_interp.measures.three_axis import ThreeAxis
 from repo_interp.models.capture import capture
-from repo_interp.models.reposition import attentions_of
-from repo_interp.models.tokenizing import tokenizer_of
+from repo_interp.models.decoder import as_decoder, attentions_of
 from repo_interp.positions.logits import soft_capped
 from repo_interp.values import CountOrNone, checked
 
@@ -142,7 +141,7 @@ def _captured(
     ids, valid = tokens(given, bridge)
     found: list[AttentionInputs] = []
     capture(bridge, ids, valid, torch.arange(1), found.append, [layer])
-    described_prompt = describe_prompts(given, tokenizer_of(bridge))
+    described_prompt = describe_prompts(given, as_decoder(bridge).tokenizer)
     text = described_prompt["token_text"].values[0].tolist() if "token_text" in described_prompt else [""] * len(given[0].tokens)
     return select_heads(found[0], [head]), {"layer": layer, "head": head, "scheme": found[0].scheme, "text": text}
 

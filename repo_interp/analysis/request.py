@@ -31,9 +31,9 @@ from repo_interp.interventions.replacing import require_named_tokens
 from repo_interp.measures.catalogue import measure_named
 from repo_interp.measures.statistics import Measure, as_measure, of_training_length, require_declared
 from repo_interp.measures.three_axis import ThreeAxis
+from repo_interp.models.decoder import as_decoder, attentions_of
 from repo_interp.models.provenance import length_trained
-from repo_interp.models.reposition import attentions, attentions_of, layout, observable
-from repo_interp.models.tokenizing import tokenizer_of
+from repo_interp.models.reposition import observable
 from repo_interp.positions.layouts import CONTEXTUAL, FIXED, ROTATED_BY_INDEX
 from repo_interp.run import KEPT, require_name
 from repo_interp.side_by_side import BatchSize, SideBySide
@@ -96,7 +96,8 @@ class Request:
         chosen = None if measures is None else measures_named(measures)  # names first: the rest may take long
         experiments = None if experiments is None else experiments_named(experiments)
         self.bridge, self.execution = observable(bridge), execution
-        config, tokenizer = next(attentions(self.bridge)).config, tokenizer_of(self.bridge)
+        decoder = self.decoder = as_decoder(self.bridge)
+        config = decoder.config
         if prompts is None:
             self.prompts, trained = default_prompts(self.bridge)
             prompts_from = origin_of(trained)
@@ -109,11 +110,10 @@ class Request:
         """What experiments score the prompts by."""
         if experiments is None:
             experiments = default_experiments(self.bridge, self.prompts, task) if measures is None and layers is None else ()
-        schemes, length = layout(self.bridge), length_trained(self.bridge)
+        schemes, length = decoder.schemes, length_trained(self.bridge)
         chosen = measures_named(default_measures(self.prompts, schemes, layers)) if chosen is None else chosen
         self.measures = [of_training_length(as_measure(measure), length) for measure in chosen]
-        attending = [attention.layer_idx for attention in attentions(self.bridge)]
-        self.layers = attending if layers is None else _within(layers, len(schemes), "layer")
+        self.layers = list(decoder.by_layer) if layers is None else _within(layers, len(schemes), "layer")
         attentions_of(self.bridge, self.layers)  # refuses a layer without attention
         self.heads = None if heads is None else _within(heads, config.num_attention_heads, "head")
         """None: all."""
@@ -121,10 +121,10 @@ class Request:
             require_declared(measure)
             _require_chosen(measure, self.layers, config.num_attention_heads)
         _require_seen(self.bridge, self.measures)
-        _require_prompts(self.prompts, self.measures, int(config.vocab_size))
+        _require_prompts(self.prompts, self.measures, decoder.vocabulary_size)
         self.experiments = planned(self.bridge, self.prompts, experiments, task)
         self._require_names()
-        structure_for(self.prompts[:1], self.measures, tokenizer)  # refuses kinds of segments that are not known
+        structure_for(self.prompts[:1], self.measures, decoder.tokenizer)  # refuses kinds of segments that are not known
         require_named_tokens(self.bridge, len(self.prompts), [*(self.lengths if self.measures else ()), *self.passes])
 
     def _require_names(self) -> None:
@@ -139,7 +139,7 @@ class Request:
     @cached_property
     def structure(self) -> list[dict[str, tuple[int, ...]]] | None:
         """Separators and segments of every prompt, where a measure needs them."""
-        return structure_for(self.prompts, self.measures, tokenizer_of(self.bridge))
+        return structure_for(self.prompts, self.measures, self.decoder.tokenizer)
 
     @property
     def lengths(self) -> list[int]:
@@ -202,7 +202,7 @@ def measures_named(measures: Sequence[str | Measure]) -> list[Measure]:
 
 def _require_seen(bridge: nn.Module, measures: Sequence[Measure]) -> None:
     """Raise InputError where an intervention is under way whose attention one of `measures` cannot see."""
-    changed = [attention.layer_idx for attention in attentions(bridge) if not attention.attends_as_built]
+    changed = [attention.layer_idx for attention in as_decoder(bridge).layers if not attention.attends_as_built]
     blind = [each.name for each in measures if {"queries", "keys"} & set(each.needs.tensors) and not each.needs.predictions]
     if changed and blind:
         raise InputError(

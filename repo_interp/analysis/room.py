@@ -24,8 +24,9 @@ from torch import nn
 
 from repo_interp import processes
 from repo_interp.errors import InputError
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.feed_forward import block_of
-from repo_interp.models.reposition import attentions, batch_limits
+from repo_interp.models.reposition import batch_limits
 from repo_interp.side_by_side import WORTHWHILE, BatchSize, SideBySide
 
 _BYTES_PER_TOKEN = 150
@@ -40,7 +41,7 @@ def batch_limit(bridge: nn.Module, size: BatchSize | Literal["auto"]) -> SideByS
     """What goes through `bridge` side by side: `size`, or "auto" as much as is worthwhile and fits."""
     if size != "auto":
         return batch_limits(bridge, size)
-    device = next(bridge.parameters()).device
+    device = as_decoder(bridge).device
     fitting = int(_SHARE * _present(device) / (2 * bytes_per_token(bridge)))
     if device.type != "cpu":  # about as much is free the next time: it is cut alike
         fitting = 1 << max(0, fitting.bit_length() - 1)
@@ -57,8 +58,9 @@ def _present(device: torch.device) -> float:
 
 def bytes_per_token(bridge: nn.Module) -> int:
     """Bytes that one layer's forward pass holds per token."""
-    config, weight = next(attentions(bridge)).config, next(bridge.parameters())
-    return weight.dtype.itemsize * (8 * config.hidden_size + 4 * config.intermediate_size)
+    decoder = as_decoder(bridge)
+    config = decoder.config
+    return decoder.dtype.itemsize * (8 * config.hidden_size + 4 * config.intermediate_size)
 
 
 def require_memory_for_run(bridge: nn.Module, lengths: Sequence[int], size: SideBySide, passes: Sequence[int] = ()) -> None:
@@ -66,15 +68,16 @@ def require_memory_for_run(bridge: nn.Module, lengths: Sequence[int], size: Side
 
     `passes`: tokens of every prompt of every pass of the experiments. What an accelerator holds is not looked at.
     """
-    config, weight = next(attentions(bridge)).config, next(bridge.parameters())
-    if weight.device.type != "cpu":
+    decoder = as_decoder(bridge)
+    config, device = decoder.config, decoder.device
+    if device.type != "cpu":
         return
     statistics = 8.0 * config.num_hidden_layers * config.num_attention_heads * sum(lengths)
     longest = max(lengths)
     together = min(len(lengths), size.of_length(longest))
     tokens = together * longest
-    wide = min(tokens, block_of(config.intermediate_size, weight.device)) * config.intermediate_size
-    activations = float(weight.element_size()) * (8 * tokens * config.hidden_size + 3 * wide)
+    wide = min(tokens, block_of(config.intermediate_size, device)) * config.intermediate_size
+    activations = float(decoder.dtype.itemsize) * (8 * tokens * config.hidden_size + 3 * wide)
     logits = 20.0 * config.vocab_size * max(passes, default=0) * together
     running = max(activations, logits) + statistics
     needed = max(_peak(), _held() + max(running, statistics + _DRAWING_BYTES))
@@ -107,10 +110,12 @@ def require_memory_for_pass(bridge: nn.Module, tokens: int, prompts: int) -> Non
     What a layer holds at once: the residual stream, queries, keys, values and its feed-forward part; a number for every pair of tokens
     where a scheme adds to the logits, or they are soft-capped.
     """
-    if next(bridge.parameters()).device.type == "cpu":
-        layers = list(attentions(bridge))
-        every_pair = any(layer.position_logits is not None or layer.attn_logit_softcapping is not None for layer in layers)
-        pairs = layers[0].config.num_attention_heads * next(bridge.parameters()).itemsize * tokens if every_pair else 0
+    decoder = as_decoder(bridge)
+    if decoder.device.type == "cpu":
+        every_pair = any(
+            layer.position_logits is not None or layer.attn_logit_softcapping is not None for layer in decoder.layers
+        )
+        pairs = decoder.config.num_attention_heads * decoder.dtype.itemsize * tokens if every_pair else 0
         require_memory(
             tokens * prompts * (bytes_per_token(bridge) + pairs), f"a pass of {prompts} prompts of {tokens:,} tokens side by side"
         )

@@ -24,9 +24,8 @@ from repo_interp.analysis.trained_task import in_tokens_of, puts_into_any_tokens
 from repo_interp.errors import InputError
 from repo_interp.experiments.generated_scores import needle_scores
 from repo_interp.experiments.task_scores import sets_named, task_scores
-from repo_interp.models.provenance import identity, length_trained, loaded_from
-from repo_interp.models.reposition import attentions
-from repo_interp.models.tokenizing import tokenizer_of
+from repo_interp.models.decoder import as_decoder
+from repo_interp.models.provenance import identity, length_trained
 from repo_interp.models.wrapped import model_of
 from repo_interp.run import make_run, versions
 from repo_interp.side_by_side import BatchSize
@@ -58,7 +57,8 @@ def score(
     directory, keeps the answers of finished batches as that of `analyze` does. Raises InputError for a task that is not
     known or has other tokens than the model, and for what `task_scores` refuses.
     """
-    present, origin = int(next(attentions(bridge)).config.vocab_size), loaded_from(bridge)
+    decoder = as_decoder(bridge)
+    present, origin = decoder.vocabulary_size, decoder.origin
     require_drawable(count, seed)
     chosen = task if isinstance(task, Task) else task_of(None if origin is None else origin.directory, task)
     wanted = chosen.vocabulary_size
@@ -140,7 +140,7 @@ def task_name(directory: Path | None, name: str | None = None) -> str:
 
 
 def _tokenizer(bridge: Any) -> Any:
-    tokenizer = tokenizer_of(bridge)
+    tokenizer = as_decoder(bridge).tokenizer
     if tokenizer is None:
         raise InputError("this checkpoint has no tokenizer to make prompts with; put its tokenizer there")
     return tokenizer

@@ -31,9 +31,9 @@ from repo_interp.analysis.request import default_measures, measures_named
 from repo_interp.errors import InputError, NotFinite, warn
 from repo_interp.files import path_of, require_directory
 from repo_interp.measures.statistics import Measure
-from repo_interp.models.attention import attached
+from repo_interp.models.decoder import as_decoder, require_model
 from repo_interp.models.load import require_parity
-from repo_interp.models.reposition import layout, require_model, with_layout
+from repo_interp.models.reposition import with_layout
 from repo_interp.models.wrapped import model_of
 from repo_interp.plots.findings import findings
 from repo_interp.positions.layouts import FIXED
@@ -145,26 +145,24 @@ def measure_step(
     require_model(inner)
     inner = cast(Any, model_of(inner))
     _require_whole(inner)
-    weight = next(inner.parameters())
-    devices = sorted({each.device.index or 0 for each in inner.parameters() if each.device.type == weight.device.type})
-    forked: dict[str, Any] = (
-        {"devices": devices, "device_type": weight.device.type} if weight.device.type != "cpu" else {"devices": []}
-    )
+    kind = inner.device.type
+    devices = sorted({each.device.index or 0 for each in inner.parameters() if each.device.type == kind})
+    forked: dict[str, Any] = {"devices": devices, "device_type": kind} if kind != "cpu" else {"devices": []}
     given = as_prompts(prompts, inner)
     with (
         torch.random.fork_rng(**forked),
-        torch.autocast(weight.device.type, enabled=False),
+        torch.autocast(kind, enabled=False),
         torch.no_grad(),
         alone(),
         as_before(inner),
     ):
         inner.eval()
-        if all(attached(module) is None for module in inner.modules()):
+        if not as_decoder(inner).repositioned:
             with_layout(inner, None)
         if inner.config._attn_implementation not in _FUSED:
             inner.config._attn_implementation = "sdpa"
         require_parity(inner)
-        run = analyze(inner, given, default_measures(given, layout(inner)) if measures is None else measures)
+        run = analyze(inner, given, default_measures(given, as_decoder(inner).schemes) if measures is None else measures)
     name = Path(getattr(inner.config, "name_or_path", "") or "").name
     run.attrs |= {"training_step": step, "checkpoint": f"{name}/step-{step}" if name else f"step-{step}"}
     if out is not None:
@@ -214,6 +212,7 @@ def as_before(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
+        # The class is what `vars` lacks: `reposition` exchanged it on the object that the user's model holds.
         model.config.__class__ = kinds  # pyright: ignore[reportAttributeAccessIssue]
         for owner, attributes, tables in before:
             for table, content in [(vars(owner), attributes), *tables]:

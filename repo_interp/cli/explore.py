@@ -9,6 +9,7 @@ from typing import Any
 from repo_interp.cli.checkpoint import DEFAULT, find
 from repo_interp.cli.options import add_device, placed
 from repo_interp.errors import InputError
+from repo_interp.models.decoder import as_decoder
 
 SUMMARY = (
     "Explore a checkpoint in the browser: change positions of tokens, and see attention, the answer and the continuation follow."
@@ -58,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     with place:
         (explored, source), token, console = _explored(arguments), kept_token(), Console()
         address = f"http://{HOST}:{place.getsockname()[1]}/{token}/"
-        device = next(explored.bridge.parameters()).device
+        device = as_decoder(explored.bridge).device
         console.print(
             bold(address, f"  the explorer, for this machine alone, on {device}; Ctrl-C ends it"), highlight=False, soft_wrap=True
         )
@@ -92,8 +93,6 @@ def _explored(arguments: argparse.Namespace) -> tuple[Any, str]:
     from repo_interp.checkpoint_files.fetched import fetched_directory
     from repo_interp.explorer.messages import Explored, over_the_same_texts, prompts_of
     from repo_interp.models.load import open_model
-    from repo_interp.models.provenance import loaded_from
-    from repo_interp.models.tokenizing import tokenizer_of
     from repo_interp.run import read_run
     from repo_interp.shipped import means_zoo, zoo_path
     from repo_interp.tasks.prompt.jsonl import read_prompts
@@ -112,13 +111,13 @@ def _explored(arguments: argparse.Namespace) -> tuple[Any, str]:
             "name it with --checkpoint"
         )
     bridge = open_model(path, **placed(arguments))
-    origin = loaded_from(bridge)
+    origin = as_decoder(bridge).origin
     if measured is not None and origin is not None and measured.attrs.get("checkpoint_digest") not in (None, origin.digest):
         raise InputError(
             f"{named} has other weights than the checkpoint that the run was measured on; name that one with --checkpoint"
         )
     if arguments.prompts is not None:
-        prompts = read_prompts(arguments.prompts, tokenizer=tokenizer_of(bridge), vocab_size=bridge.config.vocab_size)
+        prompts = read_prompts(arguments.prompts, tokenizer=as_decoder(bridge).tokenizer, vocab_size=bridge.config.vocab_size)
         source = f"the file {Path(arguments.prompts).name}"
     else:
         prompts, source = _own_prompts(bridge, path) if measured is None else (prompts_of(measured), "the run")

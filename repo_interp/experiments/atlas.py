@@ -34,9 +34,9 @@ from repo_interp.experiments.head_scores import (
 )
 from repo_interp.experiments.twins import kept_scores
 from repo_interp.measures.labels import described_group
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.load import fresh_twin
-from repo_interp.models.reposition import attentions, layout, longest_prompt
-from repo_interp.models.tokenizing import prepended_token
+from repo_interp.models.reposition import longest_prompt
 from repo_interp.store import Store
 from repo_interp.tasks.prompt import SPECIAL, Prompt, digest
 from repo_interp.tasks.task import Scoring
@@ -69,7 +69,7 @@ def repeated_half(model: PreTrainedModel, training_length: int) -> int:
 def first_token(model: PreTrainedModel, prompts: Sequence[Prompt]) -> int | None:
     """The BOS that the model's tokenizer puts before a text, else the special token that all prompts begin with; None without either."""
     begins = {prompt.tokens[0] for prompt in prompts}
-    if (bos := prepended_token(model)) is not None or len(begins) > 1:
+    if (bos := as_decoder(model).prepended) is not None or len(begins) > 1:
         return bos
     first = begins.pop()
     text = prompts[0].token_text
@@ -148,7 +148,7 @@ class Atlas(Experiment):
 
         `named [label, layer, head]`, `null [label, twin]`, `threshold [label]`, NaN for names whose rule no head of this run can meet.
         """
-        schemes, config, asked = layout(model), model.config, self._asked
+        schemes, config, asked = as_decoder(model).schemes, model.config, self._asked
         first = first_token(model, prompts)
         tokens = repeated_tokens(self.sequences, half, config.vocab_size, _special(config), first, self.seed)
 
@@ -205,7 +205,7 @@ class Atlas(Experiment):
             "twin": np.arange(self.seed, self.seed + twins),
         }
         group = with_attention(described_group(values, {**SCORES, **_NAMES}, coordinates), model)
-        attention = next(attentions(model))
+        attention = as_decoder(model).layers[0]
         sizes = {"heads": attention.heads, "kv_heads": attention.kv_heads}
         begins = {} if first is None else {"first_token": first}
         return group.assign_attrs(twins=twins, repeated_tokens=half, prompts=len(prompts), **sizes, **begins)

@@ -22,9 +22,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from repo_interp.experiments.position_changes import PlacedChange
-from repo_interp.interventions.replacing import heads_with_positions, replaced
+from repo_interp.interventions.replacing import replaced
 from repo_interp.models.attention import RepositionedAttention
-from repo_interp.models.reposition import attentions, layer_count
+from repo_interp.models.decoder import as_decoder
 from repo_interp.positions.logits import exact
 from repo_interp.positions.rotary import expand_heads
 
@@ -38,9 +38,8 @@ def attributed(
 
     `objective` runs the model, once, on prompts padded on the right, and returns one number per prompt. Parameters get no gradient.
     """
-    positioned = {layer for layer, _ in heads_with_positions(model)}
-    watched = {each.layer_idx: _Watched(each) for each in attentions(model) if each.layer_idx in positioned}
-    count = layer_count(model)
+    decoder = as_decoder(model)
+    watched = {layer: _Watched(attention) for layer, attention in decoder.positioned.items()}
     with torch.enable_grad(), frozen_weights(model), ExitStack() as hooks:
         for each in watched.values():
             each.attach(hooks)
@@ -51,7 +50,7 @@ def attributed(
     estimates = {}
     for name, placed in changes.items():
         heads, prompts = next(iter(watched.values())).positions.shape[1::-1]
-        estimate = torch.full((len(SCREENINGS), count, heads, prompts), torch.nan, dtype=torch.float64)
+        estimate = torch.full((len(SCREENINGS), decoder.layer_count, heads, prompts), torch.nan, dtype=torch.float64)
         with torch.no_grad(), replaced(model, placed.change, tokens=placed.tokens):
             for layer, each in watched.items():
                 estimate[:, layer] = each.first_order(*by_layer[layer]).cpu()

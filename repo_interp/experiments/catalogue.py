@@ -14,8 +14,8 @@ from repo_interp.entry_points import EXPERIMENTS, called, named, names, require_
 from repo_interp.errors import InputError, one_line
 from repo_interp.experiments.experiment import Experiment, Plan
 from repo_interp.experiments.prompt_sets import scoring_of
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.provenance import length_trained
-from repo_interp.models.reposition import attentions
 from repo_interp.models.wrapped import model_of
 from repo_interp.tasks import Prompt, Task
 
@@ -56,7 +56,7 @@ def planned(
     objects = experiments_named(experiments)
     if not objects:
         return []
-    vocabulary = int(next(attentions(bridge)).config.vocab_size)
+    vocabulary = as_decoder(bridge).vocabulary_size
     if task is not None and task.vocabulary_size > vocabulary:
         raise InputError(
             f"the task {task.name} has {task.vocabulary_size} tokens, the model {vocabulary}; "

@@ -35,7 +35,7 @@ from repo_interp.experiments.position_changes import PositionChange, Strength, d
 from repo_interp.experiments.readings import READINGS, Heads, Measurement
 from repo_interp.interventions.replacing import heads_with_positions
 from repo_interp.measures.labels import described, described_group
-from repo_interp.models.reposition import attentions, layer_count, layout
+from repo_interp.models.decoder import as_decoder
 from repo_interp.run import with_schemes
 from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt
@@ -55,7 +55,7 @@ def whole_passes(model: PreTrainedModel, kinds: int, top: int, draws: int) -> in
     share (L - l) / L for each layer and each head that is measured.
     """
     heads = heads_with_positions(model)
-    count = layer_count(model)
+    count = as_decoder(model).layer_count
     share = {layer: (count - layer) / count for layer, _ in heads}
     measured = _confirmed(len(heads), top)
     mean = sum(share[layer] for layer, _ in heads) / len(heads)
@@ -208,7 +208,7 @@ class Effects(Experiment):
     def _kinds(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt]) -> tuple[str, ...]:
         """The kinds of changes, each once. Raises InputError for what cannot be measured on `model`."""
         if not heads_with_positions(model):
-            schemes = dict.fromkeys(attention.scheme for attention in attentions(model))
+            schemes = dict.fromkeys(attention.scheme for attention in as_decoder(model).layers)
             raise InputError(
                 f"no layer of this model ({', '.join(schemes)}) assigns positions, so none can be changed; leave effects out"
             )
@@ -249,7 +249,7 @@ class Effects(Experiment):
                 single = [[head] for head in confirmed if head[0] == layer]
                 jobs[kind, str(layer)] = [*single, [head for head in heads if head[0] == layer]]
         found = measurement.read(jobs)
-        size = (layer_count(model), next(attentions(model)).heads)
+        size = as_decoder(model).shape
         shape = (len(kinds), *size, len(READINGS), len(prompts))
         by_head, by_layer = np.full(shape, np.nan), np.full((*shape[:2], *shape[3:]), np.nan)
         for (kind, layer), sets in jobs.items():
@@ -290,4 +290,4 @@ class Effects(Experiment):
         group = of_prompts.assign(described_group(over_prompts, _MEANS, {"screening": list(SCREENINGS)}))
         group = group.assign_attrs(scoring.attributes | {"prompts": len(prompts), "set_heads": len(chosen[kinds[0]][0])})
         group = group.assign_attrs(control_sets=min(len(sets) - 1 for sets in chosen.values()))
-        return with_schemes(with_attention(group, model), layout(model))
+        return with_schemes(with_attention(group, model), as_decoder(model).schemes)

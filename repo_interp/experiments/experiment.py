@@ -18,7 +18,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
-from repo_interp.models.reposition import attentions
+from repo_interp.models.decoder import as_decoder
 from repo_interp.store import Progress, Store
 from repo_interp.tasks import Prompt
 from repo_interp.tasks.task import Scoring
@@ -63,7 +63,7 @@ class Experiment(ABC):
 
 def with_attention(group: xr.Dataset, model: nn.Module) -> xr.Dataset:
     """`group`, whose axis `layer` counts all layers of `model`, without the layers that have no attention."""
-    return group.sel(layer=[attention.layer_idx for attention in attentions(model)])
+    return group.sel(layer=list(as_decoder(model).by_layer))
 
 
 def require_targets(experiment: str, scoring: Scoring, prompts: Sequence[Prompt]) -> None:

@@ -51,8 +51,9 @@ from repo_interp.experiments.responses import forced_responses
 from repo_interp.interventions.extension import GLOBAL_TOKENS, Method, allowed_methods, extended
 from repo_interp.measures.labels import described_group
 from repo_interp.models.capture import decode
+from repo_interp.models.decoder import as_decoder, attentions_of
 from repo_interp.models.outputs import attention_outputs, layer_tensors, outputs_over_windows
-from repo_interp.models.reposition import attentions, attentions_of, batch_limits, layout, longest_prompt
+from repo_interp.models.reposition import batch_limits, longest_prompt
 from repo_interp.run import with_schemes
 from repo_interp.side_by_side import batches
 from repo_interp.store import NOT_KEPT, Store
@@ -107,7 +108,7 @@ class _Judged:
         """Sums of the outputs of every head over the judged tokens, by layer, of each group of prompts; scores; -log p over the targets
         among these tokens.
         """
-        d_head = {attention.layer_idx: attention.d_head for attention in attentions(self.model)}
+        d_head = {attention.layer_idx: attention.d_head for attention in as_decoder(self.model).layers}
         sums: dict[int, dict[int, VectorSums]] = {layer: {} for layer in d_head}
         counts: list[int] = []
         groups: list[int] = []
@@ -203,7 +204,7 @@ def output_traces(
 
 
 def _run(model: PreTrainedModel, tokens: Sequence[int]) -> None:
-    row = torch.tensor([tokens], device=next(model.parameters()).device)
+    row = torch.tensor([tokens], device=as_decoder(model).device)
     decode(model, row, torch.ones_like(row, dtype=torch.bool))
 
 
@@ -247,7 +248,7 @@ class Extrapolation(Experiment):
         wrong = [method for method in self.methods if method not in allowed]
         if wrong:
             raise InputError(f"extrapolation by {wrong[0]!r}: this model's positions allow {', '.join(allowed)}")
-        layers = [attention.layer_idx for attention in attentions(model)]
+        layers = list(as_decoder(model).by_layer)
         attentions_of(model, [] if self.traced_layer == -1 else [self.traced_layer])
         judge, by_length = prompts_by_length(scoring, prompts, training_length, self.lengths, self.sequences, self.seed)
         first, last = min(by_length), max(by_length)
@@ -305,7 +306,7 @@ class Extrapolation(Experiment):
             context = extended(model, method, length, training_length, self.global_tokens)
             points[f"{method}-{length}"] = partial(measurement.compared, reference, prompts[length][1::2], context)
         found = list(store.get_or_compute(points, progress).values())
-        layers = [attention.layer_idx for attention in attentions(model)]
+        layers = list(as_decoder(model).by_layer)
         texts = {
             "kl": ("divergence of attention outputs from those at the training length, mean over heads", "nat"),
             "kl_above_noise": ("that divergence less the plain one at the training length, mean over heads", "nat"),
@@ -336,4 +337,4 @@ class Extrapolation(Experiment):
         group = described_group(labelled, texts, {"method": methods, "length": lengths, "layer": layers})
         own = {"training_length": training_length, "judged": judged, "global_tokens": self.global_tokens}
         attributes = scoring.attributes | own | {"prompts": len(prompts[training_length])}
-        return with_schemes(group, layout(model)).assign_attrs(attributes)
+        return with_schemes(group, as_decoder(model).schemes).assign_attrs(attributes)

@@ -42,8 +42,8 @@ from repo_interp.measures.kernels.mirror import mirror, mirror_score
 from repo_interp.measures.patterns import PATTERNS, chunk_patterns
 from repo_interp.measures.positions import position_range
 from repo_interp.models.capture import decode, next_token_logits, observing
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.direct_path import DirectPath, direct_path
-from repo_interp.models.reposition import attentions, layer_count
 from repo_interp.positions.layouts import LEARNED
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.tasks.prompt import Prompt
@@ -152,8 +152,8 @@ def random_scores(
     """Those of `ON_RANDOM` that are `asked`, by one pass of repeated `sequences`; no pass where none is."""
     if not ON_RANDOM & set(asked):
         return {}
-    shape, device = _shape(model), next(model.parameters()).device
-    return _known(_on_random(model, torch.from_numpy(sequences).to(device), shape), asked)
+    decoder = as_decoder(model)
+    return _known(_on_random(model, torch.from_numpy(sequences).to(decoder.device), decoder.shape), asked)
 
 
 @torch.no_grad()
@@ -161,7 +161,8 @@ def prompt_scores(
     model: nn.Module, prompts: Sequence[Prompt], rows: int = 512, top: int = 1, asked: Collection[str] = SCORES
 ) -> dict[str, Float[np.ndarray, "layer head"]]:
     """Those of the other scores that are `asked`, as `head_scores`, by a pass per prompt; none of a prompt that has nothing for them."""
-    wanted, shape, device = set(asked) - ON_RANDOM, _shape(model), next(model.parameters()).device
+    wanted, decoder = set(asked) - ON_RANDOM, as_decoder(model)
+    shape, device = decoder.shape, decoder.device
     if wanted <= OF_ANSWERS:
         prompts = [prompt for prompt in prompts if answers_of(prompt) is not None]
     if not wanted or not prompts:
@@ -175,10 +176,6 @@ def prompt_scores(
     scores = {name: _mean(values) for name, values in of_prompts.items()}
     scores["content"] = torch.stack([sums.share() for sums in content]).cpu().numpy()
     return _known(scores, wanted)
-
-
-def _shape(model: nn.Module) -> tuple[int, int]:
-    return layer_count(model), next(attentions(model)).heads
 
 
 def _known(scores: Mapping[str, np.ndarray], asked: Collection[str]) -> dict[str, np.ndarray]:
@@ -220,7 +217,7 @@ def _on_prompt(
     asked: Collection[str],
 ) -> dict[str, np.ndarray]:
     """The scores [layer, head] of one prompt but `content`, to which its rows are added."""
-    device = next(model.parameters()).device
+    device = as_decoder(model).device
     tokens, answers = torch.tensor([prompt.tokens], device=device), answers_of(prompt, device)
     scores = {name: np.full(shape, np.nan) for name in SCORES if name not in ON_RANDOM and name != "content"}
     moved: dict[int, Tensor] = {}

@@ -45,9 +45,8 @@ from repo_interp.measures.labels import described
 from repo_interp.measures.position_sources import KINDS_OF_HEADS, PositionSources
 from repo_interp.measures.statistics import Statistics, merge
 from repo_interp.models.capture import capture, next_token_logits
-from repo_interp.models.reposition import attentions, layer_count, layout
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.resuming import Recording, recorded, resumed
-from repo_interp.positions.layouts import LEARNED
 from repo_interp.store import Store
 from repo_interp.tasks import Prompt, Response
 from repo_interp.tasks.prompt.structure import prompt_structure
@@ -73,7 +72,7 @@ def rows_by_kind(model: PreTrainedModel, prompts: Sequence[Prompt]) -> list[tupl
         {**prompt.spans} | prompt_structure(measure.kinds, len(prompt.tokens), prompt.spans, prompt.token_text)
         for prompt in prompts
     ]
-    device = next(model.parameters()).device
+    device = as_decoder(model).device
 
     def receive(spans: Spans, inputs: AttentionInputs) -> None:
         parts.append(measure.observe(inputs, spans))
@@ -84,18 +83,13 @@ def rows_by_kind(model: PreTrainedModel, prompts: Sequence[Prompt]) -> list[tupl
         tokens, index = torch.tensor([prompt.tokens], device=device), np.arange(len(prompt.tokens))
         spans = {name: torch.tensor(np.isin(index, named[number].get(name, ()))[None]) for name in set().union(*named)}
         valid, receiver = torch.ones_like(tokens, dtype=torch.bool), partial(receive, spans)
-        capture(model, tokens, valid, torch.tensor([number]), receiver, learned_layers(model))
+        capture(model, tokens, valid, torch.tensor([number]), receiver, as_decoder(model).learned_layers)
     kind = measure.conclude(merge(parts))["kind"]
     return [
         (str(kind.sel(layer=layer, head=first).values), [(layer, first + each) for each in range(size)])
         for layer, size in shared.items()
         for first in range(0, kind.sizes["head"], size)
     ]
-
-
-def learned_layers(model: PreTrainedModel) -> list[int]:
-    """Layers that learn positions."""
-    return [each.layer_idx for each in attentions(model) if each.scheme in LEARNED]
 
 
 def token_classes(prompt: Prompt) -> list[str]:
@@ -168,15 +162,16 @@ class Kinds(Experiment):
 
     def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
         """Passes for all kinds that there can be. Raises InputError where no layer learns positions, or nothing is predicted."""
-        learned, layers = learned_layers(model), layer_count(model)
+        decoder = as_decoder(model)
+        learned = decoder.learned_layers
         if not learned:
-            schemes = ", ".join(dict.fromkeys(layout(model)))
+            schemes = ", ".join(dict.fromkeys(decoder.schemes))
             raise InputError(
                 f"kinds are told by learned positions, and no layer of this model ({schemes}) learns any; leave them out"
             )
         for each in (scoring, Windows()):
             require_targets(self.name, each, prompts)
-        changed = (1 + len(KINDS_OF_HEADS) * (1 + self.draws)) * (1 - learned[0] / layers)
+        changed = (1 + len(KINDS_OF_HEADS) * (1 + self.draws)) * (1 - learned[0] / decoder.layer_count)
 
         def run(batch_size: int, store: Store, progress: Progress | None) -> dict[str, xr.Dataset]:
             return {self.name: self._measured(model, scoring, prompts, store, progress)}
@@ -193,7 +188,7 @@ class Kinds(Experiment):
             drawn = drawn_sets(others, len(own), self.draws, self.seed)
             sets |= {kind: [own, *drawn, *[[]] * (self.draws - len(drawn))]} if own else {}
         heads = [sum(some, start=Heads()) for of_kind in sets.values() for some in of_kind]
-        device = next(model.parameters()).device
+        device = as_decoder(model).device
         recording = lru_cache(1)(lambda tokens: recorded(model, torch.tensor([tokens], device=device)))
         points = {
             f"prompt-{number}-{place}": partial(_read, model, scoring, prompt, partial(recording, prompt.tokens), some)

@@ -46,7 +46,8 @@ from repo_interp.experiments.responses import forced_responses
 from repo_interp.interventions import Shift, exchanged_keys, moved_keys
 from repo_interp.interventions.keys import has_keys_to_move
 from repo_interp.measures.labels import described_group
-from repo_interp.models.reposition import attentions, attentions_of, batch_limits
+from repo_interp.models.decoder import as_decoder, attentions_of
+from repo_interp.models.reposition import batch_limits
 from repo_interp.side_by_side import batches, restored
 from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt, Response
@@ -113,7 +114,7 @@ def disturbed(
             for prompt, order in zip(prompts, orders[0], strict=True)
         ]
         return changed, nullcontext(), moved
-    device = next(model.parameters()).device
+    device = as_decoder(model).device
     if point.kind == "feature_order":
         by_layer = {layer: torch.from_numpy(order).to(device) for layer, order in zip(layers, orders, strict=True)}
         return list(prompts), exchanged_keys(model, by_layer), moved
@@ -321,4 +322,4 @@ class Perturbation(Experiment):
             raise InputError(
                 f"{moving[0]} moves the positions of keys, and there are none in {named}{learned}; name other layers, or leave the kind out"
             )
-        return tuple(sorted({attention.layer_idx for attention in layers or attentions(model)}))
+        return tuple(sorted(set(self.layers) or as_decoder(model).by_layer))

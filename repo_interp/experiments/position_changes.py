@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from repo_interp.errors import InputError
 from repo_interp.interventions.positions import from_recorded, positions_of, reordered, to_index, to_mean, to_multiples
 from repo_interp.interventions.replacing import Change, Here
-from repo_interp.models.reposition import attentions
+from repo_interp.models.decoder import as_decoder
 from repo_interp.positions.assigners import TokenIndex
 from repo_interp.tasks import Prompt
 
@@ -57,7 +57,7 @@ class PlacedChange:
 
 def default_kinds(model: nn.Module) -> tuple[str, ...]:
     """Linearised where a layer learns positions; frozen and permuted."""
-    learned = any(not isinstance(attention.assigner, TokenIndex | None) for attention in attentions(model))
+    learned = not all(isinstance(assigner, TokenIndex) for assigner in as_decoder(model).assigners)
     return ("linearised", "frozen", "permuted") if learned else ("frozen", "permuted")
 
 
@@ -99,7 +99,7 @@ def placed(model: nn.Module, kind: str, prompts: Sequence[Prompt], numbers: Sequ
         for row, number in enumerate(numbers):
             given = prompts[partner(prompts, number)].tokens[: len(prompts[number].tokens)]
             rows[row, : len(given)] = torch.tensor(given)
-        heads = next(attentions(model)).heads
+        heads = as_decoder(model).heads
         return PlacedChange(from_recorded(positions_of(model, rows), heads), tokens)
     changes: dict[str, Callable[[], Change]] = {
         "linearised": lambda: to_index,

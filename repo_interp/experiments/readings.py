@@ -28,6 +28,7 @@ from repo_interp.experiments.experiment import TOKENS
 from repo_interp.experiments.position_changes import Strength, placed
 from repo_interp.experiments.responses import MOST_LOGITS, Question, logits_at, padded, parts, target_logits, tiled, to_question
 from repo_interp.interventions.replacing import replaced
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.reposition import batch_limits
 from repo_interp.models.resuming import Recording, recorded, resumed
 from repo_interp.side_by_side import WORTHWHILE, batches
@@ -125,7 +126,7 @@ class Batch:
 
     def __init__(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt]) -> None:
         self.model, self.scoring, self.prompts = model, scoring, prompts
-        self.question: Question = to_question(padded(prompts, scoring), next(model.parameters()).device)
+        self.question: Question = to_question(padded(prompts, scoring), as_decoder(model).device)
         self.others = torch.zeros(len(prompts), model.config.vocab_size, dtype=torch.bool, device=self.question.tokens.device)
         for row, prompt in enumerate(prompts):
             candidates = _candidates(prompt, scoring.targets(prompt))

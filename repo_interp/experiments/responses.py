@@ -21,9 +21,10 @@ from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError, NotFinitePrediction
 from repo_interp.models.capture import next_token_logits
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.generation import continue_greedily
 from repo_interp.models.padding import padded_on_the_right
-from repo_interp.models.reposition import at_rest, batch_limits, decoder_of
+from repo_interp.models.reposition import at_rest, batch_limits
 from repo_interp.side_by_side import BatchSize, batches, restored
 from repo_interp.tasks import Batch, Prompt, Response, Task
 from repo_interp.tasks.task import Scoring
@@ -64,7 +65,7 @@ def tiled(question: Question, copies: int) -> Question:
 
 def target_logits(model: PreTrainedModel, question: Question) -> Float[Tensor, "target token_id"]:
     """What the model predicts at every target, float32; logits of other tokens are never made."""
-    return logits_at(model, decoder_of(model)(question.tokens, use_cache=False).last_hidden_state, question)
+    return logits_at(model, as_decoder(model).stack(question.tokens, use_cache=False).last_hidden_state, question)
 
 
 def logits_at(
@@ -82,9 +83,9 @@ def forced_responses(
     order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].tokens))
     cut, responses = batches(order, [len(prompt.tokens) for prompt in prompts], batch_limits(model, batch_size)), []
     for chosen in cut:
-        question = to_question(padded([prompts[number] for number in chosen], task), next(model.parameters()).device)
+        question = to_question(padded([prompts[number] for number in chosen], task), as_decoder(model).device)
         with at_rest(model), padded_on_the_right([len(prompts[number].tokens) for number in chosen]):
-            hidden = decoder_of(model)(question.tokens, use_cache=False).last_hidden_state
+            hidden = as_decoder(model).stack(question.tokens, use_cache=False).last_hidden_state
         reference, likeliest = [], []
         for part in parts(question, max(1, MOST_LOGITS // int(model.config.vocab_size))):
             logits = logits_at(model, hidden, part)

@@ -42,7 +42,7 @@ from repo_interp.experiments.experiment import PATH_TOKENS, Experiment, Plan, Pr
 from repo_interp.experiments.responses import target_logits, to_question
 from repo_interp.measures.labels import described_group
 from repo_interp.models.attention import RepositionedAttention
-from repo_interp.models.reposition import attentions, layout
+from repo_interp.models.decoder import as_decoder
 from repo_interp.positions.logits import exact
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.run import with_schemes
@@ -87,10 +87,6 @@ def _labelled(by_token: Mapping[str, np.ndarray], by_prompt: Mapping[str, np.nda
     return described_group(values, _BY_TOKEN | _BY_PROMPT | _BY_HEAD)
 
 
-def _positioned(model: PreTrainedModel) -> list[RepositionedAttention]:
-    return [layer for layer in attentions(model) if layer.uses_positions]
-
-
 def _of_prompt(
     model: PreTrainedModel, scoring: Scoring, prompt: Prompt, baseline: str, steps: int, tokens_at_once: int
 ) -> dict[str, Any]:
@@ -120,8 +116,9 @@ def position_gradients(
     model: PreTrainedModel, scoring: Scoring, prompt: Prompt
 ) -> tuple[list[Float[Tensor, "1 head token"]], list[Float[Tensor, "1 head token"]], float]:
     """Positions of every layer that assigns some, a row for each head, d f / d z there, and f, in nats; one pass forward and back."""
-    layers = _positioned(model)
-    device, heads = next(model.parameters()).device, layers[0].heads
+    decoder = as_decoder(model)
+    layers, device = list(decoder.positioned.values()), decoder.device
+    heads = layers[0].heads
     positions: list[Tensor] = []
     moves: list[Tensor] = []
 
@@ -153,7 +150,8 @@ def integrated_gradients(
     """
     from captum.attr import IntegratedGradients  # takes most of a second: only who asks for a path pays it
 
-    layers, device = _positioned(model), next(model.parameters()).device
+    decoder = as_decoder(model)
+    layers, device = list(decoder.positioned.values()), decoder.device
 
     def probability(*given: Float[Tensor, "point head token"]) -> Float[Tensor, "point"]:
         with _positions_changed(layers, lambda place, assigned: given[place]):
@@ -228,8 +226,9 @@ class Saliency(Experiment):
 
     def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
         """Every step of every prompt, forward and back. Raises InputError where no layer assigns positions, or nothing is predicted."""
-        if not _positioned(model):
-            schemes = ", ".join(dict.fromkeys(layout(model)))
+        decoder = as_decoder(model)
+        if not decoder.positioned:
+            schemes = ", ".join(dict.fromkeys(decoder.schemes))
             raise InputError(
                 f"saliency is a derivative by positions, and no layer of this model assigns any ({schemes}); leave it out"
             )
@@ -257,11 +256,12 @@ class Saliency(Experiment):
         Without `steps` NaN stands in place of a path. As many of its points are run side by side as have `tokens_at_once` tokens. Costs a
         forward and a backward pass per prompt and step. `store` keeps finished prompts for when it is called again.
         """
-        layers, heads, names = _positioned(model), next(attentions(model)).heads, layout(model)
+        decoder = as_decoder(model)
+        names = decoder.schemes
         longest = max(len(prompt.tokens) for prompt in prompts)
-        by_token = {name: np.full((len(prompts), len(names), heads, longest), np.nan, dtype=np.float32) for name in _BY_TOKEN}
+        by_token = {name: np.full((len(prompts), *decoder.shape, longest), np.nan, dtype=np.float32) for name in _BY_TOKEN}
         by_prompt = {name: np.full(len(prompts), np.nan) for name in _BY_PROMPT}
-        places = [layer.layer_idx for layer in layers]
+        places = list(decoder.positioned)
         points = {
             f"prompt-{number}": partial(_of_prompt, model, scoring, prompt, self.baseline, self.steps, tokens_at_once)
             for number, prompt in enumerate(prompts)

@@ -36,9 +36,7 @@ from repo_interp.explorer.passes import Passes
 from repo_interp.explorer.session import LOOKS, NEXT, Session
 from repo_interp.explorer.steps import Steps
 from repo_interp.interventions.replacing import heads_with_positions
-from repo_interp.models.provenance import loaded_from
-from repo_interp.models.reposition import attentions, layout
-from repo_interp.models.tokenizing import tokenizer_of
+from repo_interp.models.decoder import as_decoder
 from repo_interp.plots.marks.arrays import ranked_heads
 from repo_interp.plots.marks.drawing import contiguous
 from repo_interp.plots.marks.grid import MISSING, scale
@@ -91,6 +89,7 @@ class Explored:
     ) -> None:
         """`name`: what `ri.load` is given; `run`: whose atlas is shown; `others`: what it is compared with, over the same texts."""
         self.bridge, self.name, self.others = bridge, name, others
+        self.decoder = as_decoder(bridge)
         self.prompts = as_prompts(prompts, bridge)
         if not self.prompts:
             raise InputError("there are no prompts to explore; give one, or a text")
@@ -100,7 +99,7 @@ class Explored:
     @property
     def title(self) -> str:
         """What a page calls the model."""
-        origin = loaded_from(self.bridge)
+        origin = self.decoder.origin
         return self.name or ("a model" if origin is None else origin.name)
 
     def answer(self, asked: Asked, check: Callable[[], None] = lambda: None) -> dict[str, Any]:
@@ -162,7 +161,7 @@ class Explored:
                 raise InputError(f"there is no prompt {asked.prompt}; prompts are 0 to {len(self.prompts) - 1}")
             prompt = self.prompts[asked.prompt]
         else:
-            if tokenizer_of(self.bridge) is None:
+            if self.decoder.tokenizer is None:
                 raise InputError("this checkpoint has no tokenizer, so it reads no text; choose a numbered prompt")
             (prompt,) = as_prompts(asked.text, self.bridge)
         if len(prompt.tokens) > MOST_TOKENS:
@@ -181,7 +180,7 @@ class Explored:
                 "columns": list(frame.columns),
                 "rows": [[_plain(cell) for cell in row] for row in frame.itertuples(index=False)],
             }
-        schemes = layout(self.bridge)
+        schemes = self.decoder.schemes
         return {
             "checkpoint": self.title,
             "models": [self.title, *(other.title for other in self.others)],
@@ -192,11 +191,11 @@ class Explored:
                     "colour": scheme_colour(schemes[each.layer_idx]),
                     "heads": each.heads,
                 }
-                for each in attentions(self.bridge)
+                for each in self.decoder.layers
             ],
             "movable": sorted({layer for layer, _ in heads_with_positions(self.bridge)}),
             "prompts": [len(prompt.tokens) for prompt in self.prompts],
-            "reads_text": tokenizer_of(self.bridge) is not None,
+            "reads_text": self.decoder.tokenizer is not None,
             "atlas": table,
         }
 
@@ -212,9 +211,7 @@ class Explored:
         first = next(
             (name for name in ("mirror", f"attention to {about}", "position range", LOOKS[1]) if name in known), LOOKS[1]
         )
-        ranked = ranked_heads(scores.sel(score=first, drop=True)) or [
-            (attention.layer_idx, 0) for attention in attentions(self.bridge)
-        ]
+        ranked = ranked_heads(scores.sel(score=first, drop=True)) or [(layer, 0) for layer in self.decoder.by_layer]
         texts = [self._text(prompt, token) for token in prompt.tokens] if prompt.token_text is None else list(prompt.token_text)
         return {
             "tokens": texts,
@@ -273,7 +270,7 @@ class Explored:
     def _text(self, prompt: Prompt, token: int) -> str:
         if prompt.token_text is not None and token in prompt.tokens:
             return prompt.token_text[prompt.tokens.index(token)]
-        tokenizer = tokenizer_of(self.bridge)
+        tokenizer = self.decoder.tokenizer
         return f"⟨{token}⟩" if tokenizer is None else str(tokenizer.decode([token]))
 
 
@@ -282,9 +279,9 @@ def over_the_same_texts(explored: Explored, bridge: nn.Module, name: str = "") -
 
     Raises InputError where the two can have neither in common.
     """
-    reads, other = tokenizer_of(explored.bridge), tokenizer_of(bridge)
-    sizes = [int(next(attentions(each)).config.vocab_size) for each in (explored.bridge, bridge)]
-    if (reads is None) != (other is None) or (reads is None and sizes[0] != sizes[1]):
+    first, second = explored.decoder, as_decoder(bridge)
+    reads, other = first.tokenizer, second.tokenizer
+    if (reads is None) != (other is None) or (reads is None and first.vocabulary_size != second.vocabulary_size):
         raise InputError(
             "the two checkpoints have no tokens and no texts in common; compare those of one tokenizer, or two that read text"
         )

@@ -29,9 +29,8 @@ from repo_interp.measures.attention_mass import AttentionMass
 from repo_interp.measures.positions import Positions
 from repo_interp.measures.statistics import Statistics, merge
 from repo_interp.models.capture import observing, require_finite
-from repo_interp.models.reposition import blocks, layer_count
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.resuming import Recording, recorded, resumed
-from repo_interp.models.wrapped import model_of
 from repo_interp.tasks import Prompt
 
 MOST = 6
@@ -72,11 +71,12 @@ class Passes:
     """The passes of one prompt through one bridge."""
 
     def __init__(self, bridge: nn.Module, prompt: Prompt) -> None:
-        self.model, self.prompt = model_of(bridge), prompt
-        (self.batch,) = make_batches([prompt], 1, next(bridge.parameters()).device)
+        self.decoder = as_decoder(bridge)
+        self.model, self.prompt = self.decoder.owner, prompt
+        (self.batch,) = make_batches([prompt], 1, self.decoder.device)
         self.measures = [Positions(), *([AttentionMass()] if prompt.generated else [])]
-        width = model_of(bridge).get_input_embeddings().weight.shape[1]
-        size = 4 * len(prompt.tokens) * width * (1 + len(blocks(self.model)))
+        width = self.model.get_input_embeddings().weight.shape[1]
+        size = 4 * len(prompt.tokens) * width * (1 + len(self.decoder.blocks))
         self._most = min(MOST, 2 + BUDGET // size)
         self._fitting: set[Edit] = set()
         self._kept: OrderedDict[Any, Pass] = OrderedDict()
@@ -122,13 +122,13 @@ class Passes:
             for placed in self.placed(edits):
                 stack.enter_context(placed.applied())
             stack.enter_context(self._observing(receive))
-            for number, layer in enumerate(blocks(self.model)):
+            for number, layer in enumerate(self.decoder.blocks):
                 stack.callback(layer.register_forward_pre_hook(partial(enter, number), with_kwargs=True).remove)
             if clean is None:
                 recording = recorded(self.model, self.batch.tokens)
             else:
                 hidden = resumed(self.model, clean.recording, first)
-                before, later = clean.recording.residuals[: first + 1], range(first + 1, len(blocks(self.model)))
+                before, later = clean.recording.residuals[: first + 1], range(first + 1, len(self.decoder.blocks))
                 recording = Recording(self.batch.tokens, (*before, *(entered[number] for number in later)), hidden)
         if not bool(recording.last_hidden.isfinite().all()):
             raise NotFinite("the model's outputs under these edits are NaN or infinite; make the edit smaller")
@@ -158,7 +158,7 @@ class Passes:
 
     def _block(self, layer: int) -> int:
         """The block to begin with for a layer of attention; the first where a block has several."""
-        return layer if layer_count(self.model) == len(blocks(self.model)) else 0
+        return layer if self.decoder.layer_count == len(self.decoder.blocks) else 0
 
 
 def looked(inputs: AttentionInputs) -> Float[Tensor, "where head"]:

@@ -42,9 +42,8 @@ from repo_interp.measures.kernels.mirror import mirror, mirror_score
 from repo_interp.measures.labels import described
 from repo_interp.measures.position_sources import KINDS_OF_HEADS
 from repo_interp.models.capture import next_token_logits
-from repo_interp.models.provenance import loaded_from
-from repo_interp.models.reposition import at_rest, attentions, layout
-from repo_interp.models.tokenizing import tokenizer_of
+from repo_interp.models.decoder import as_decoder
+from repo_interp.models.reposition import at_rest
 from repo_interp.plots.marks.arrays import heads_where
 from repo_interp.run import with_schemes
 from repo_interp.tasks import Prompt
@@ -165,7 +164,7 @@ class Session:
             "head_score": described(stacked.astype("float64"), "score of each head", "1"),
             "outline": described(sampled, "position at evenly spaced tokens", "positions"),
         }
-        return with_schemes(xr.Dataset(named), layout(self.bridge))
+        return with_schemes(xr.Dataset(named), as_decoder(self.bridge).schemes)
 
     def look(self, heads: Sequence[Head], token: int, selection: tuple[int, int] | None = None, count: int = NEXT) -> xr.Dataset:
         """What `heads` do in the row of `token`, and what the model expects next, as the model is.
@@ -268,7 +267,7 @@ class Session:
         """A cell that repeats the session with the library: `clean` and `changed` have the numbers of `changed(heads, token)`."""
         self._require(heads, token)
         spans = self.prompt.all_spans()
-        source = loaded_from(self.bridge)
+        source = as_decoder(self.bridge).origin
         name = self.name or ("CHECKPOINT" if source is None else str(source.directory))
         calls = [edit.python(edit.tokens_in(spans, self.count)) for edit in self.active]
         return _CELL.format(
@@ -322,7 +321,7 @@ class Session:
             },
             coords,
         )
-        return describe_predictions(seen, self.prompt, tokenizer_of(self.bridge))
+        return describe_predictions(seen, self.prompt, as_decoder(self.bridge).tokenizer)
 
     @torch.no_grad()
     def _readings(self, passed: Pass) -> np.ndarray:
@@ -342,7 +341,7 @@ class Session:
         """Raise InputError for a token or a head that there is not."""
         if not 0 <= token < self.count:
             raise InputError(f"token {token} was chosen; the prompt's tokens are 0 to {self.count - 1}")
-        known = {attention.layer_idx: attention.heads for attention in attentions(self.bridge)}
+        known = {attention.layer_idx: attention.heads for attention in as_decoder(self.bridge).layers}
         for layer, head in heads:
             if not 0 <= head < known.get(layer, 0):
                 raise InputError(

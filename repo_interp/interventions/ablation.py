@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from repo_interp.errors import InputError
 from repo_interp.interventions.replacing import heads_by_layer
 from repo_interp.models.attention import RepositionedAttention
+from repo_interp.models.decoder import attentions_of
 from repo_interp.models.lasting import lasting
-from repo_interp.models.reposition import attentions_of, called_at
+from repo_interp.models.reposition import called_at
 
 HeadMeans = Mapping[int, Float[Tensor, "head d_head"]]
 """By layer, what each head writes on average."""

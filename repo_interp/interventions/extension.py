@@ -34,9 +34,9 @@ from repo_interp.checkpoint_files.fields import Length
 from repo_interp.errors import InputError
 from repo_interp.interventions.replacing import number_of
 from repo_interp.models.attention import RepositionedAttention
+from repo_interp.models.decoder import as_decoder, attentions_of
 from repo_interp.models.lasting import lasting, put
 from repo_interp.models.masks import visible
-from repo_interp.models.reposition import attentions, attentions_of
 from repo_interp.positions.biases import PositionBias
 from repo_interp.positions.logits import soft_capped
 from repo_interp.positions.rotary import expand_heads, rotate
@@ -71,7 +71,7 @@ def extended(
 
 def allowed_methods(model: nn.Module) -> tuple[str, ...]:
     """The methods that this model's positions allow."""
-    layers = list(attentions(model))
+    layers = as_decoder(model).layers
     rotates = any(layer.frequencies is not None for layer in layers)
     added = [layer.position_logits for layer in layers if layer.position_logits is not None]
     by_distance = [isinstance(position_logits, PositionBias) for position_logits in added]
@@ -165,7 +165,7 @@ def lm_infinite(model: nn.Module, length: int, global_tokens: int = GLOBAL_TOKEN
     length = checked(length, Length, "the window of LM-Infinite")
     global_tokens = checked(global_tokens, TokensOrNone, "the number of global tokens")
     with lasting(model) as undo:
-        for attention in attentions(model):
+        for attention in as_decoder(model).layers:
             if attention.position_logits is not None and not isinstance(attention.position_logits, PositionBias):
                 raise InputError(
                     f"layer {attention.layer_idx} counts positions by context ({attention.scheme}): LM-Infinite has no distance to cap"
@@ -262,7 +262,7 @@ class _Lambda:
 
 def _with_distances(model: nn.Module, method: str) -> tuple[list[RepositionedAttention], list[RepositionedAttention]]:
     """Layers that rotate, and layers that add a function of the distance."""
-    layers = list(attentions(model))
+    layers = as_decoder(model).layers
     rotating = [layer for layer in layers if layer.frequencies is not None]
     biased = [layer for layer in layers if isinstance(layer.position_logits, PositionBias)]
     if not rotating and not biased:

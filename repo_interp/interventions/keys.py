@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from repo_interp.errors import InputError, one_line
 from repo_interp.interventions.replacing import finite_positions
 from repo_interp.models.attention import RepositionedAttention
+from repo_interp.models.decoder import as_decoder, attentions_of
 from repo_interp.models.lasting import lasting
-from repo_interp.models.reposition import attentions_of, called_at, decoder_of
+from repo_interp.models.reposition import called_at
 from repo_interp.models.tables import change_index, table_of
 from repo_interp.positions.biases import PositionBias
 from repo_interp.positions.rotary import expand_heads, rotation_tables, turn
@@ -77,7 +78,7 @@ def moved_keys(model: nn.Module, shifts: Mapping[int, Shift]) -> Iterator[None]:
             if isinstance(attention.position_logits, PositionBias):
                 undo.callback(attention.position_logits.register_forward_pre_hook(_shift_index(shift)).remove)
             if attention.scheme == "learned" and attention.layer_idx == 0:
-                undo.callback(change_index(table_of(decoder_of(model)), _shifted_by(shift)).remove)
+                undo.callback(change_index(table_of(as_decoder(model).stack), _shifted_by(shift)).remove)
         yield
 
 

@@ -48,7 +48,8 @@ from repo_interp.interventions.replacing import (
 )
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.capture import decode
-from repo_interp.models.reposition import attentions, called_at
+from repo_interp.models.decoder import as_decoder
+from repo_interp.models.reposition import called_at
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import Finite, Seed, TokensOrNone, checked
 
@@ -213,9 +214,10 @@ def transplanted(
     by_layer = _by_layer(model, recorded)
     from_head = None if from_head is None else layer_and_head(from_head)
     least = 1 if from_head is not None else max((positions.shape[1] for positions in by_layer.values()), default=1)
-    heads_here, kv_heads = next(attentions(model)).heads, next(attentions(model)).kv_heads
+    decoder = as_decoder(model)
+    heads_here = decoder.heads
     for name, positions in by_layer.items():
-        if positions.shape[1] not in (1, kv_heads, heads_here):
+        if positions.shape[1] not in (1, decoder.kv_heads, heads_here):
             raise InputError(
                 f"recorded positions have {positions.shape[1]} rows, which {heads_here} heads cannot share; record a model of this shape"
             )
@@ -267,9 +269,10 @@ def positions_of(
 
 def token_ids(model: nn.Module, tokens: Any) -> Int[Tensor, "prompt token"]:
     """`tokens` on the device of `model`. Raises InputError for what is no table of the model's tokens, a row per prompt."""
-    vocabulary = int(next(attentions(model)).config.vocab_size)
+    decoder = as_decoder(model)
+    vocabulary = decoder.vocabulary_size
     try:
-        given = torch.as_tensor(tokens, device=next(model.parameters()).device)
+        given = torch.as_tensor(tokens, device=decoder.device)
         whole = given.dtype in (torch.int32, torch.int64) and given.ndim == 2 and given.numel() > 0
         known = whole and int(given.min()) >= 0 and int(given.max()) < vocabulary
     except (TypeError, ValueError, RuntimeError):
@@ -432,8 +435,9 @@ def _by_layer(model: nn.Module, recorded: Mapping[Any, Tensor] | ActivationCache
         raise InputError(
             f"recorded positions are no numbers; wanted what positions_of returns, got {one_line(repr(recorded), 160)}"
         ) from None
-    layers = [attention.layer_idx for attention in attentions(model)]
-    by_layer = {layer: given[name] for layer in layers for name in (layer, HOOK.format(layer)) if name in given}
+    by_layer = {
+        layer: given[name] for layer in as_decoder(model).by_layer for name in (layer, HOOK.format(layer)) if name in given
+    }
     for layer, positions in by_layer.items():
         if positions.ndim != 3:
             raise InputError(f"recorded positions of layer {layer} are {list(positions.shape)}; wanted [prompt, row, token]")

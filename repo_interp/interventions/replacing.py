@@ -27,9 +27,9 @@ from torch import Tensor, nn
 
 from repo_interp.errors import InputError, one_line, warn
 from repo_interp.models.attention import RepositionedAttention
+from repo_interp.models.decoder import as_decoder, attentions_of
 from repo_interp.models.lasting import lasting
 from repo_interp.models.padding import valid_tokens
-from repo_interp.models.reposition import attentions, attentions_if_any, attentions_of, decoder_of
 from repo_interp.models.tables import change_index, table_of
 from repo_interp.positions.logits import exact
 from repo_interp.positions.rotary import expand_heads
@@ -97,7 +97,8 @@ def replaced(
     if sets is not None:
         heads, prompts = [head for some in sets for head in some], len(sets)
     named = _Named(None if tokens is None else token_table(tokens), prompts)
-    learned = None if any(each.uses_positions for each in attentions(model)) else table_of(decoder_of(model))
+    decoder = as_decoder(model)
+    learned = None if decoder.positioned else table_of(decoder.stack)
     chosen = _chosen_heads(model, heads, layer) if learned is None or heads is not None or layer is not None else {}
     with lasting(model) as undo:
         if learned is not None and not chosen:
@@ -125,7 +126,7 @@ def require_named_tokens(model: nn.Module, count: int, lengths: Sequence[int], g
     Also where it is of prompts one by one, and `count` others are measured together, or prompts of several lengths, which pass the model in
     another order than they were given in.
     """
-    under_way = [named for layer in attentions_if_any(model) for named in layer.interventions if isinstance(named, _Named)]
+    under_way = [named for layer in as_decoder(model).repositioned for named in layer.interventions if isinstance(named, _Named)]
     for named in under_way if lengths else ():
         if missed := named.beyond(max(lengths)):
             raise InputError(
@@ -147,7 +148,7 @@ def require_named_tokens(model: nn.Module, count: int, lengths: Sequence[int], g
 
 def heads_with_positions(model: nn.Module) -> list[tuple[int, int]]:
     """Every (layer, head) whose rotation or bias goes by positions, in the order of the model: the heads that `replaced` takes."""
-    return [(each.layer_idx, head) for each in attentions(model) if each.uses_positions for head in range(each.heads)]
+    return [(layer, head) for layer, attention in as_decoder(model).positioned.items() for head in range(attention.heads)]
 
 
 def changed_rows(positions: Float[Tensor, "prompt row token"], change: Change, here: Here) -> Float[Tensor, "prompt row token"]:
@@ -266,15 +267,15 @@ def _rows(present: int, kv_heads: int, heads: int, apart: Collection[frozenset[i
 
 def _chosen_heads(model: nn.Module, heads: Heads, layer: Layers) -> dict[int, frozenset[int]]:
     """The heads of every layer in question."""
-    every = {attention.layer_idx: frozenset(range(attention.heads)) for attention in attentions(model)}
+    decoder = as_decoder(model)
+    every = {layer: frozenset(range(attention.heads)) for layer, attention in decoder.by_layer.items()}
     if heads is not None and layer is not None:
         raise InputError("heads as (layer, head) pairs or a layer were wanted, not both; leave one out")
     if heads is None and layer is None:
-        layers = [attention.layer_idx for attention in attentions(model) if attention.uses_positions]
-        if not layers:
-            schemes = dict.fromkeys(attention.scheme for attention in attentions(model))
+        if not decoder.positioned:
+            schemes = dict.fromkeys(attention.scheme for attention in decoder.layers)
             raise InputError(f"no layer of this model ({', '.join(schemes)}) assigns positions, so none can be set")
-        return {number: every[number] for number in layers}
+        return {number: every[number] for number in decoder.positioned}
     if heads is None:
         named: Any = [layer] if np.ndim(layer) == 0 else layer  # pyright: ignore[reportArgumentType, reportCallIssue]
         chosen = {number: every.get(number, frozenset()) for number in (number_of(each, "a layer") for each in named)}
@@ -292,7 +293,7 @@ def _chosen_heads(model: nn.Module, heads: Heads, layer: Layers) -> dict[int, fr
 
 def heads_by_layer(model: nn.Module, heads: Any) -> dict[int, frozenset[int]]:
     """The heads of every layer among `heads`. Raises InputError for what is no head of the model."""
-    counts = {attention.layer_idx: attention.heads for attention in attentions(model)}
+    counts = {attention.layer_idx: attention.heads for attention in as_decoder(model).layers}
     chosen: dict[int, frozenset[int]] = {}
     for layer, head in head_pairs(heads):
         count = counts.get(layer, next(iter(counts.values())))

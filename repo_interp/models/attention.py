@@ -49,7 +49,9 @@ CHANGED = "_repo_interp_changed"
 _THREAD = "_thread"
 """Where a layer keeps which thread runs a pass in it."""
 _ATTACHED = "repositioned"
-"""The attribute of a stock attention module that holds its `RepositionedAttention`."""
+"""The attribute of a stock attention module that holds its `RepositionedAttention`; of the module and no `Decoder`, since its hooks run
+where no model is known, and a copy of the module alone keeps them.
+"""
 
 
 @dataclass(frozen=True)
@@ -498,6 +500,7 @@ def _identity(tables: Any) -> Any:
     """Identity tables like `tables`, made once per pass: all layers are given the same tables."""
     first = _first(tables)
     if not hasattr(first, "repo_interp_identity"):
+        # On the tensor and no field of a `Decoder`: it lasts as long as the tables of a pass, which every pass makes anew.
         first.repo_interp_identity = identity(tables)
     return first.repo_interp_identity
 
@@ -506,4 +509,4 @@ def remember_index(rotary: nn.Module, arguments: tuple, keywords: dict[str, Any]
     """A hook on a rotary module: its tables know the index of the tokens that they were made for."""
     index = keywords.get("position_ids", arguments[1] if len(arguments) > 1 else None)
     if index is not None:
-        _first(tables).token_index = index
+        _first(tables).token_index = index  # on the tensor, since each pass has its own tables

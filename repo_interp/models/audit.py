@@ -39,7 +39,8 @@ from repo_interp.checkpoint_files.architectures import native_layout, training_l
 from repo_interp.errors import InputError, warn
 from repo_interp.files import path_of
 from repo_interp.models.checkpoints import known, load_model
-from repo_interp.models.reposition import decoder_of, require_weights
+from repo_interp.models.decoder import as_decoder
+from repo_interp.models.reposition import require_weights
 from repo_interp.models.rotation import (
     attention_modules,
     identity,
@@ -50,7 +51,7 @@ from repo_interp.models.rotation import (
     source_of,
     turning_pairs,
 )
-from repo_interp.models.wrapped import owner_of
+from repo_interp.models.wrapped import model_of
 from repo_interp.positions.layouts import LEARNED
 from repo_interp.positions.rotary import expand_heads
 
@@ -131,7 +132,7 @@ def audit(model: Any, other: Any = None, dtype: torch.dtype = torch.float32, lon
     if not isinstance(longest, int) or not 1 <= longest <= 1 << 24:
         raise InputError(f"the longest distance is {longest!r}; wanted a whole number from 1 to {1 << 24}")
     deltas = distances(longest)
-    layers = {stock.layer_idx: stock for stock in attention_modules(decoder_of(model))}
+    layers = {stock.layer_idx: stock for stock in attention_modules(as_decoder(model).stack)}
     if not layers:
         raise InputError(f"this {config.model_type} has no attention module whose rotation could be measured")
     expected = {layer: _expected(model, stock, longest + 1) for layer, stock in layers.items()}
@@ -154,7 +155,7 @@ def _expected(model: Any, stock: Any, length: int) -> _Expected:
     """What the configuration says of a pass of `length` tokens."""
     config, layer = model.config, stock.layer_idx
     none = _Expected(torch.empty(0, dtype=torch.float64), 1.0)
-    source = source_of([*rotaries(decoder_of(model))], stock, config)
+    source = source_of([*rotaries(as_decoder(model).stack)], stock, config)
     config = config if source is None else source.config
     parameters = getattr(config, "rope_parameters", None) or {}
     if native_layout(config)[layer] != "rope" or not parameters:
@@ -177,7 +178,7 @@ def _expected(model: Any, stock: Any, length: int) -> _Expected:
 
 def _measured(model: Any, stock: Any, deltas: Sequence[int], dtype: torch.dtype) -> _Measured:
     """Angles that the attention module turns by at the positions `deltas`, with the tables of the model's rotary module."""
-    source = source_of([*rotaries(decoder_of(model))], stock, stock.config)
+    source = source_of([*rotaries(as_decoder(model).stack)], stock, stock.config)
     if source is None:
         return _Measured((), torch.empty(0, 0, len(deltas)), torch.empty(0, 0, len(deltas)))
     copied = replica(stock)
@@ -259,7 +260,7 @@ def _faults(
 def _exchanged_pairs(config: Any, measured: dict[int, _Measured], deltas: Sequence[int]) -> Findings:
     """Pairs of other entries than those of a module of the same family that is built anew."""
     with init_empty_weights(include_buffers=False):
-        fresh = decoder_of(AutoModelForCausalLM.from_config(config))
+        fresh = as_decoder(AutoModelForCausalLM.from_config(config)).stack
     for stock in attention_modules(fresh):
         source, seen = source_of([*rotaries(fresh)], stock, stock.config), measured.get(stock.layer_idx)
         if source is None or seen is None or not seen.pairs:
@@ -282,7 +283,7 @@ def _differences(
     """Where a second model of the same family turns by other angles, or makes other queries, keys or products of both of the same hidden
     states.
     """
-    others = {stock.layer_idx: stock for stock in attention_modules(decoder_of(other))}
+    others = {stock.layer_idx: stock for stock in attention_modules(as_decoder(other).stack)}
     if others.keys() != layers.keys() or other.config.model_type != model.config.model_type:
         raise InputError(
             f"two models of one family with as many layers were wanted; got a {model.config.model_type} of {len(layers)} layers and a "
@@ -301,7 +302,7 @@ def _differences(
         if bool(off.any()):
             by = f"{float(error.max()):.2g} rad off"
             yield layer, Finding(_numbers(off), "the angles of the first model", by, _first(off, deltas))
-        first, second = (_of_weights(decoder_of(each), module) for each, module in ((model, stock), (other, others[layer])))
+        first, second = (_of_weights(as_decoder(each).stack, module) for each, module in ((model, stock), (other, others[layer])))
         texts = {name: _difference(first[name], second[name]) for name in ("queries", "keys")}
         if not any(texts.values()) and not bool(off.any()):
             difference = float((first["products"] - second["products"]).norm() / first["products"].norm().clamp_min(1e-12))
@@ -409,7 +410,7 @@ def verify(
 
 def _opened(model: Any, weights: bool) -> Any:
     if isinstance(model, nn.Module):
-        owner = owner_of(model)
+        owner = model_of(model)
         if any(buffer.is_meta for buffer in owner.buffers()):  # those of rotation, which alone matter
             require_weights(owner)
         return owner

@@ -30,8 +30,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from repo_interp.errors import InputError, warn
 from repo_interp.models.attention import attached
 from repo_interp.models.changes import unchanged_computation
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.layer_pass import HookSites
-from repo_interp.models.reposition import attentions, blocks
 from repo_interp.models.tokenizing import reads_with, special_tokens_around
 from repo_interp.models.wrapped import unwrapped
 
@@ -74,7 +74,7 @@ class RepositionedBridge(TransformerBridge):
         """As TransformerLens has it, with a cache that also knows positions: cache["positions", layer]."""
         output, cache = super().run_with_cache(*args, **kwargs)
         if isinstance(cache, ActivationCache):
-            cache.__class__ = PositionCache
+            cache = PositionCache(cache.cache_dict, cache.model, cache.has_batch_dim)
         return output, cache
 
 
@@ -172,7 +172,8 @@ def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = N
     Raises InputError when the model was not repositioned.
     """
     model = unwrapped(model)
-    list(attentions(model))  # refuses a model that was never repositioned
+    opened = as_decoder(model)
+    _ = opened.layers  # refuses a model that was never repositioned
     implementation = model.config._attn_implementation
 
     def adapted(architecture: str) -> Any:
@@ -188,7 +189,7 @@ def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = N
         wrapped = adapted(architecture_of(model))
     except _Unfit:
         wrapped = adapted(adapter_for(model))
-    wrapped.__class__ = RepositionedBridge
+    wrapped.__class__ = RepositionedBridge  # TransformerLens builds its own class, and takes no other
     _put_output_projections(wrapped)
     wrapped.cfg.default_prepend_bos = False  # as long as no tokenizer puts one
     if tokenizer is not None:
@@ -199,13 +200,14 @@ def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = N
         reads_with(model, tokenizer)
     # Some adapters force eager attention for the whole model.
     model.set_attn_implementation("sdpa" if implementation is None else implementation)
+    as_decoder(wrapped).origin = opened.origin
     unchanged_computation(wrapped)
     return wrapped
 
 
 def _put_output_projections(wrapped: Any) -> None:
     """Put the adapter's output projection into stock modules whose own it does not stand for (GPT-2), so that hook_z fires."""
-    for attention in attentions(wrapped):
+    for attention in as_decoder(wrapped).layers:
         holder = next((each for each in wrapped.modules() if getattr(each, "original_component", None) is attention.module), None)
         output = getattr(holder, "o", None)
         for name, child in list(attention.module.named_children()):
@@ -225,6 +227,7 @@ def _exchange_attention(model: PreTrainedModel, adapter: Any) -> None:
     adapter.supports_fold_ln = False  # ln1 would be folded into q, k, v but not into the maps of f_phi
     stock = adapter.component_mapping["blocks"].submodules["attn"]
     kind = type(stock)
+    # The adapter has built its part, with the arguments of its family; the class of a part says what a bridge builds by it.
     stock.__class__ = type(f"Repositioned{kind.__name__}", (RepositionedAttentionBridge, kind), {"__module__": __name__})
     for learned in ("gate_map", "content_map", "final_map", "dynamic_map"):
         stock.submodules[learned] = LinearBridge(name=f"assigner.{learned}", optional=True)
@@ -257,7 +260,7 @@ def adapter_for(model: Any) -> str:
     """The name of an adapter made for `model`."""
     made = f"{type(model).__name__} (repo_interp)"
     parts = {id(module): path for path, module in model.named_modules()}
-    stack = blocks(model)
+    stack = as_decoder(model).blocks
     attention = next(path for path, module in stack.named_modules() if attached(module) is not None).partition(".")[2]
 
     class Adapter(ArchitectureAdapter):

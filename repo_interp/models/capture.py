@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from repo_interp.errors import InputError, NotFinite
 from repo_interp.inputs import AttentionInputs, Predictions
 from repo_interp.models.attention import RepositionedAttention
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.feed_forward import in_blocks
 from repo_interp.models.layer_pass import LogitsOfRows
 from repo_interp.models.padding import padding_known
-from repo_interp.models.reposition import at_rest, attentions, blocks, decoder_of, length_matters
-from repo_interp.models.wrapped import owner_of
+from repo_interp.models.reposition import at_rest, length_matters
+from repo_interp.models.wrapped import model_of
 from repo_interp.positions.contextual import ContextualPositions
 from repo_interp.positions.logits import exact
 
@@ -71,7 +72,7 @@ def decode(
 
 
 def _decoded(model: nn.Module, tokens: Tensor, valid: Tensor, last_layer: int | None) -> Tensor:
-    decoder, layers = decoder_of(model), blocks(model)
+    decoder, layers = as_decoder(model).stack, as_decoder(model).blocks
     if not bool(valid.all()) and length_matters(model):
         raise InputError("frequencies of this model depend on the length of a pass; give prompts of equal length to one pass")
     starts_late = not bool(valid[:, 0].all())
@@ -98,7 +99,7 @@ def _decoded(model: nn.Module, tokens: Tensor, valid: Tensor, last_layer: int | 
 
 def next_token_logits(model: nn.Module, hidden: Float[Tensor, "row width"]) -> Float[Tensor, "row token_id"]:
     """Logits of the next token, float32, from last hidden states that `decode` gave."""
-    owner: Any = owner_of(model)
+    owner: Any = model_of(model)
     # The head's own forward does what a family does with logits: soft caps, scales, biases. No hook on the decoder is called.
     prefix = owner.base_model_prefix
     name = prefix if prefix in owner._modules else "model"  # Llama 4's prefix names another model
@@ -139,7 +140,7 @@ def predictions_of(
     prompts: Int[Tensor, "prompt"],
 ) -> Predictions:
     """What the model expects after `tokens`, of which `hidden` are the last hidden states; arguments as those of `capture`."""
-    vocabulary = int(next(attentions(model)).config.vocab_size)
+    vocabulary = as_decoder(model).vocabulary_size
     return Predictions(tokens, valid, prompts, vocabulary, lambda row, rows: next_token_logits(model, hidden[row, rows]))
 
 
@@ -192,7 +193,7 @@ def observing(
         receive(inputs)
 
     with ExitStack() as undo:
-        for attention in attentions(model):
+        for attention in as_decoder(model).layers:
             if layers is None or attention.layer_idx in layers:
                 attention.observers.append(observe)
                 undo.callback(attention.observers.remove, observe)

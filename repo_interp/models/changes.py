@@ -22,10 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from repo_interp.models.reposition import attentions
-from repo_interp.models.wrapped import owner_of
+from repo_interp.models.decoder import as_decoder
 
-_WEIGHTS, _HOOKS, _ROTATIONS = "repo_interp_weights", "repo_interp_first_hook", "repo_interp_rotations"
 _RECORDING = ("transformers.", "transformer_lens.model_bridge.")
 """Modules of libraries whose hooks record outputs and change nothing."""
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -36,14 +34,14 @@ _NAMED = 3
 
 def unchanged_computation(model: nn.Module) -> None:
     """Remember on a bridge what is attached to it now, and how its layers rotate: whatever comes later is a change."""
-    object.__setattr__(model, _HOOKS, RemovableHandle.next_id)
-    object.__setattr__(model, _ROTATIONS, _rotations(model))
+    decoder = as_decoder(model)
+    decoder.first_hook, decoder.rotations = RemovableHandle.next_id, _rotations(model)
 
 
 def unchanged_weights(model: nn.Module) -> None:
     """Remember on a model or bridge the weights that it has now: others, later, are a change."""
     weights = _weights(model)
-    object.__setattr__(model, _WEIGHTS, (states(weights), _fingerprints(weights)))
+    as_decoder(model).weights = states(weights), _fingerprints(weights)
 
 
 def states(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, int, int]]:
@@ -69,29 +67,29 @@ def states(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, int, int]]:
 
 def changes(model: nn.Module) -> str:
     """What of a model or bridge is not as it was loaded or bridged, in words; empty where all is, or nothing was remembered."""
-    remembered = vars(model)
-    rotating = (each for each in attentions(model) if each.frequencies is not None)
+    decoder = as_decoder(model)
+    rotating = (each for each in decoder.layers if each.frequencies is not None)
     found = {
         "another rotation than the configuration's in": [f"layer {each.layer_idx}" for each in rotating if each.rotation.differs]
     }
-    if _WEIGHTS in remembered:
-        (before, checksums), weights = remembered[_WEIGHTS], _weights(model)
+    if decoder.weights is not None:
+        (before, checksums), weights = decoder.weights, _weights(model)
         now = states(weights)
         moved = [name for name, state in now.items() if before.get(name) != state]
         again = _fingerprints({name: weights[name] for name in moved})
         same = {name: checksums.get(name) for name in now}
         found["other weights in"] = _differing(checksums, same | again)
-    if _ROTATIONS in remembered:
-        found["other rotation in"] = _differing(remembered[_ROTATIONS], _rotations(model))
-        parts = {module: name for name, module in _original(model).named_modules()}
-        for each in attentions(model):  # of hook sites, those that are no part of a bridge
+    if decoder.rotations is not None:
+        found["other rotation in"] = _differing(decoder.rotations, _rotations(model))
+        parts = {module: name for name, module in decoder.owner.named_modules()}
+        for each in decoder.layers:  # of hook sites, those that are no part of a bridge
             parts = {site: f"layers.{each.layer_idx}.self_attn.{name}" for name, site in vars(each.sites).items()} | parts
         found["hooks at"] = [
             _short(name)
             for module, name in parts.items()
             if (module._forward_hooks or module._forward_pre_hooks)
             and any(
-                number >= remembered[_HOOKS] and not _is_of_a_library(hook)
+                number >= decoder.first_hook and not _is_of_a_library(hook)
                 for number, hook in (*module._forward_hooks.items(), *module._forward_pre_hooks.items())
             )
         ]
@@ -99,7 +97,7 @@ def changes(model: nn.Module) -> str:
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
-    named = _original(model).named_parameters()
+    named = as_decoder(model).owner.named_parameters()
     return {_short(name): parameter.detach() for name, parameter in named if parameter.device.type != "meta"}
 
 
@@ -135,7 +133,7 @@ def _rotations(model: nn.Module) -> dict[str, tuple[Any, ...]]:
             *_fingerprints({"scaling": torch.as_tensor(each.attention_scaling)}).values(),
             each.attends_as_built,
         )
-        for each in attentions(model)
+        for each in as_decoder(model).layers
     }
 
 
@@ -144,10 +142,6 @@ def _is_of_a_library(hook: Any) -> bool:
     while hasattr(hook, "func"):
         hook = hook.func
     return str(getattr(hook, "__module__", "")).startswith(_RECORDING)
-
-
-def _original(model: Any) -> nn.Module:
-    return owner_of(model)
 
 
 def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

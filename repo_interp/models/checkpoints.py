@@ -79,7 +79,7 @@ from repo_interp.models.reposition import (
     with_layout,
 )
 from repo_interp.models.text_part import text_model
-from repo_interp.models.wrapped import owner_of, unwrapped
+from repo_interp.models.wrapped import model_of, unwrapped
 from repo_interp.positions.layouts import format_layout
 from repo_interp.records import modelled
 from repo_interp.values import shortened
@@ -208,7 +208,7 @@ def save(
     if tokenizer is not None and not hasattr(tokenizer, "save_pretrained"):
         raise InputError(f"wanted a tokenizer of transformers to save, got {shortened(repr(tokenizer))}")
     model = unwrapped(model)
-    decoder: Any = owner_of(model)
+    decoder: Any = model_of(model)
     require_model(model)
     if any(name.endswith(".base_layer") for name, _ in decoder.named_modules()):
         raise InputError("this model has an adapter of peft; give what merge_and_unload() of the PeftModel returns, to save it")

@@ -86,6 +86,7 @@ class RepositionedConfig(PretrainedConfig):
 
 def repositioned(config: PretrainedConfig, schemes: tuple[str, ...], options: Mapping[str, Any]) -> None:
     """Make `config`, in place, the configuration of a repositioned decoder: it is written in our format from now on."""
+    # Not a new object: modules of the decoder hold this one, and each writes what the user sets on it.
     config.__class__ = repositioned_class(config.model_type)
     config.position_layout = {"layers": list(schemes), **options}
 
@@ -101,6 +102,7 @@ def written_configuration(decoder: Any) -> dict[str, Any]:
 def plain(config: PretrainedConfig) -> PretrainedConfig:
     """A copy of `config` as the stock decoder's own, without a layout."""
     stock = copy.deepcopy(config)
+    # Not built anew: a constructor of a family may change what it is given, and fills in what is not.
     stock.__class__ = CONFIG_MAPPING[config.model_type]
     stock.__dict__.pop("position_layout", None)
     return stock

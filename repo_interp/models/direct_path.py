@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.capture import decode, next_token_logits
+from repo_interp.models.decoder import as_decoder, attentions_of
 from repo_interp.models.outputs import attention_values
-from repo_interp.models.reposition import attentions, attentions_of, blocks, decoder_of
 from repo_interp.models.wrapped import model_of
 
 LARGE = 1e4
@@ -117,7 +117,7 @@ def direct_path(model: nn.Module) -> Iterator[DirectPath]:
 
     with ExitStack() as hooks:
         hooks.enter_context(attention_values(model, path.values.__setitem__))
-        for attention in attentions(model):
+        for attention in as_decoder(model).layers:
             if attention.layer_idx not in added:
                 continue
             after = added[attention.layer_idx][0]
@@ -168,7 +168,7 @@ def _remember_gate(attention: RepositionedAttention, gates: dict[int, Tensor], h
 def _pulled_through(projection: Any, directions: Float[Tensor, "row width"], width: int) -> Float[Tensor, "row inner"]:
     """`directions` times the matrix of a linear map, whichever way it stores it."""
     with torch.enable_grad():
-        zeros = directions.new_zeros(len(directions), width).to(next(projection.parameters()).dtype).requires_grad_()
+        zeros = directions.new_zeros(len(directions), width).to(inner(projection).weight.dtype).requires_grad_()
         (pulled,) = torch.autograd.grad(projection.forward(zeros), zeros, directions.to(zeros.dtype))
     return pulled.float()
 
@@ -193,10 +193,11 @@ def _measured(model: nn.Module) -> tuple[nn.Module | None, dict[int, tuple[nn.Mo
 
     Costs one pass of `TOKENS` tokens, in which `calls` are noted in the order in which they end.
     """
-    layers = [{id(module) for module in block.modules()} for block in blocks(model)]
+    decoder = as_decoder(model)
+    layers = [{id(module) for module in block.modules()} for block in decoder.blocks]
     inside = set().union(*layers)
-    own = {id(module) for attention in attentions(model) for module in attention.module.modules()}
-    unseen = own - {id(attention.output_projection) for attention in attentions(model)}
+    own = {id(module) for attention in decoder.layers for module in attention.module.modules()}
+    unseen = own - {id(attention.output_projection) for attention in decoder.layers}
     calls: list[tuple[nn.Module, Tensor, Tensor]] = []
 
     def see(module: nn.Module, arguments: tuple, keywords: dict[str, Any], output: Any) -> None:
@@ -206,17 +207,17 @@ def _measured(model: nn.Module) -> tuple[nn.Module | None, dict[int, tuple[nn.Mo
             calls.append((module, given.float(), gave.float()))
 
     with ExitStack() as hooks, torch.no_grad():
-        for module in decoder_of(model).modules():
+        for module in decoder.stack.modules():
             if id(module) not in unseen and (id(module) in inside or _is_norm(module)):
                 hooks.callback(module.register_forward_hook(see, with_kwargs=True).remove)
-        tokens = torch.arange(TOKENS, device=next(model.parameters()).device)[None] % model_of(model).config.vocab_size
+        tokens = torch.arange(TOKENS, device=decoder.device)[None] % decoder.vocabulary_size
         decode(model, tokens, torch.ones_like(tokens, dtype=torch.bool))
-    width = inner(model_of(model).get_output_embeddings()).weight.shape[-1]
+    width = inner(decoder.owner.get_output_embeddings()).weight.shape[-1]
     final = [module for module, _, gave in calls if id(module) not in inside and gave.shape[-1] == width]
     if not final:
         return None, {}
     found = {}
-    for attention in attentions(model):
+    for attention in decoder.layers:
         (block,) = [modules for modules in layers if id(attention.module) in modules]
         added = _added([call for call in calls if id(call[0]) in block], attention.output_projection)
         if added is not None:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from repo_interp.memory import memory_for
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.lasting import put
-from repo_interp.models.reposition import blocks
 
 _CELLS = 2**22
 """Numbers of one array of intermediate size at a time on a processor."""
@@ -35,7 +35,7 @@ def block_of(intermediate: int, device: torch.device) -> int:
 def in_blocks(model: nn.Module) -> Iterator[None]:
     """While the context lasts, feed-forward parts of a repositioned model or bridge work in blocks of tokens."""
     with ExitStack() as stack:
-        for layer in blocks(model):
+        for layer in as_decoder(model).blocks:
             mlp = getattr(layer, "mlp", None)
             part = getattr(mlp, "_original_component", mlp)  # of a bridge
             size = getattr(part, "intermediate_size", None)

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from repo_interp.errors import NotFinitePrediction
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.reposition import at_rest, batch_limits
 from repo_interp.side_by_side import BatchSize, batches
 
@@ -43,7 +44,7 @@ def continue_greedily(
 
 def _continue_batch(model: PreTrainedModel, prompts: Sequence[Sequence[int]], count: int, numbers: Sequence[int]) -> Tensor:
     """[prompt, count] tokens; `numbers` of the prompts, for what is said of them."""
-    device = next(model.parameters()).device
+    device = as_decoder(model).device
     tokens, valid = pad_left(prompts, device)
     continued = torch.empty(len(prompts), count, dtype=torch.long, device=device)
     cache = DynamicCache(config=model.config)

@@ -20,7 +20,7 @@ from torch import nn
 
 from repo_interp.errors import InputError
 from repo_interp.models.attention import CHANGED
-from repo_interp.models.reposition import attentions
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.wrapped import eager
 
 _ABSENT = object()
@@ -34,7 +34,7 @@ def lasting(model: nn.Module) -> Iterator[ExitStack]:
         undo.enter_context(eager())
         vars(undo)["thread"] = here = threading.get_ident()
         with _ENTERING:
-            for attention in attentions(model):
+            for attention in as_decoder(model).layers:
                 if any(getattr(other, "thread", here) != here for other in attention.interventions):
                     raise InputError("an intervention of another thread lasts in this model; use one thread, or a copy for each")
                 attention.interventions.append(undo)

@@ -20,10 +20,11 @@ from repo_interp.errors import InputError
 from repo_interp.models.changes import unchanged_computation
 from repo_interp.models.checkpoints import load_model, load_tokenizer
 from repo_interp.models.configuration import identify, own_layout_of, plain
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.dispatch import DeviceMap, MostMemory
 from repo_interp.models.outputs import parity_errors
 from repo_interp.models.provenance import Origin, mark, origin
-from repo_interp.models.reposition import attentions, layout, longest_prompt, with_layout
+from repo_interp.models.reposition import longest_prompt, with_layout
 from repo_interp.models.tokenizing import reads_with
 from repo_interp.models.wrapped import model_of
 from repo_interp.shipped import zoo_path
@@ -105,10 +106,10 @@ def require_parity(model: nn.Module) -> None:
 
     Windows longer than 64 tokens are not reached by them.
     """
-    layers = list(attentions(model))
+    layers = as_decoder(model).layers
     windows = [layer.sliding_window for layer in layers if layer.sliding_window is not None and layer.sliding_window <= 64]
     count = min(max([_TOKENS, *(window + 4 for window in windows)]), longest_prompt(model) or sys.maxsize)
-    weight = next(model.parameters())
+    weight = as_decoder(model).weight
     tokens = torch.arange(count, device=weight.device)[None] * 7919 % layers[0].config.vocab_size
     tolerance = _TOLERANCE if torch.finfo(weight.dtype).bits >= 32 else _TOLERANCE_HALF
     for layer, error in zip(layers, parity_errors(model, tokens), strict=True):
@@ -137,8 +138,8 @@ def fresh_twin(model: nn.Module, seed: int = 0) -> PreTrainedModel:
     The state of torch's random numbers is left as it was.
     """
     config = model_of(model).config
-    twin = drawn(plain(config), layout(model), own_layout_of(config)[1], seed)
-    return twin.to(next(model.parameters()).device).eval()  # pyright: ignore[reportArgumentType]
+    twin = drawn(plain(config), as_decoder(model).schemes, own_layout_of(config)[1], seed)
+    return twin.to(as_decoder(model).device).eval()  # pyright: ignore[reportArgumentType]
 
 
 def drawn(config: PretrainedConfig, schemes: Sequence[str], options: Mapping[str, Any], seed: int) -> PreTrainedModel:

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from repo_interp.inputs import AttentionInputs, weights_of
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.capture import capture
+from repo_interp.models.decoder import attentions_of
 from repo_interp.models.layer_pass import Content
-from repo_interp.models.reposition import attentions_of, called_at
+from repo_interp.models.reposition import called_at
 from repo_interp.positions.assigners import TokenIndex
 from repo_interp.positions.logits import exact, soft_capped
 from repo_interp.positions.rotary import expand_heads

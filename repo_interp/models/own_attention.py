@@ -154,6 +154,7 @@ def follow(decoder: Any) -> None:
     """Let the attention modules of `decoder`, where they compute attention themselves, call the attention interface."""
     modules = [module for module in decoder.modules() if type(module) in FOLLOWING]
     for module in modules:
+        # Not a new module: weights, hooks and adapters of the user stay on this one, and its names in the model.
         module.__class__ = FOLLOWING[type(module)]
         module.config = decoder.config
     if modules and isinstance(modules[0], FollowingGPTJ):

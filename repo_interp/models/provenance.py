@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,34 +16,13 @@ from repo_interp.checkpoint_files.architectures import training_length
 from repo_interp.checkpoint_files.stated import Checkpoint, digested
 from repo_interp.checkpoint_files.stored import digest_of, weight_files
 from repo_interp.models.changes import changes, states, unchanged_weights
-from repo_interp.models.reposition import attentions, layout
-from repo_interp.models.wrapped import unwrapped
+from repo_interp.models.decoder import Origin, as_decoder
 from repo_interp.shipped import training_record
 
 _DIGESTS: WeakKeyDictionary[nn.Module, tuple[dict[str, Any], str]] = WeakKeyDictionary()
 """Of models that came from no checkpoint: the state of their weights, and its digest."""
 TRAINED = "training.toml"
 """The file that `repo-interp train` writes into the directory of the weights."""
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where a loaded model came from."""
-
-    name: str
-    """The directory's or hub repository's name, without the path to it; for a directory of our own training its parent's too
-    ("language/rope", "reversal-repo/seed-0"), since a scheme or a seed alone names nothing.
-    """
-    digest: str
-    """SHA-256 over config.json and the weight files."""
-    training_length: int
-    """Longest prompts it was trained on, in tokens."""
-    directory: Path
-    """Where its files are on this machine."""
-    scaling: str = ""
-    """How its rotation was scaled when it was loaded, otherwise than its configuration says; empty where it was not."""
-    remarks: str = ""
-    """What its config.json leaves open or describes beside the decoder, as `Checkpoint` has it."""
 
 
 def origin(checkpoint: Checkpoint, asked_for: str | os.PathLike[str], rope_scaling: Mapping[str, Any] | None = None) -> Origin:
@@ -65,26 +43,20 @@ def origin(checkpoint: Checkpoint, asked_for: str | os.PathLike[str], rope_scali
 
 def mark(model: nn.Module, source: Origin) -> None:
     """Remember `source` on `model` (or bridge), whose weights are those of `source` now."""
-    object.__setattr__(model, "repo_interp_origin", source)
+    as_decoder(model).origin = source
     unchanged_weights(model)
-
-
-def loaded_from(model: nn.Module) -> Origin | None:
-    """The origin that `mark` left on `model`; None for a model made in memory."""
-    return getattr(unwrapped(model), "repo_interp_origin", None)
 
 
 def length_trained(model: nn.Module) -> int:
     """Longest prompts that a repositioned model or bridge was trained on, in tokens."""
-    checkpoint = loaded_from(model)
-    return training_length(next(attentions(model)).config) if checkpoint is None else checkpoint.training_length
+    decoder = as_decoder(model)
+    return training_length(decoder.config) if decoder.origin is None else decoder.origin.training_length
 
 
 def positions_dtype(model: nn.Module) -> torch.dtype:
     """The precision of a model's learned positions; its own where it learns none."""
-    assigners = (attention.assigner for attention in attentions(model))
-    learned = (parameter for assigner in assigners if assigner is not None for parameter in assigner.parameters())
-    return next(learned, next(model.parameters())).dtype
+    decoder = as_decoder(model)
+    return next((parameter for assigner in decoder.assigners for parameter in assigner.parameters()), decoder.weight).dtype
 
 
 def identity(model: nn.Module) -> dict[str, str | int]:
@@ -93,12 +65,13 @@ def identity(model: nn.Module) -> dict[str, str | int]:
     `positions_dtype` is there where learned positions have another precision than the model, `scaling` where its rotation was scaled when
     it was loaded, `changed` where it is no longer as it was loaded: the digest of the checkpoint then says where it began.
     """
-    checkpoint, changed = loaded_from(model), changes(model)
+    decoder, changed = as_decoder(model), changes(model)
+    checkpoint = decoder.origin
     of_positions = positions_dtype(model)
     return {
-        "layout": ",".join(layout(model)),
-        "dtype": _named(next(model.parameters()).dtype),
-        **({} if of_positions == next(model.parameters()).dtype else {"positions_dtype": _named(of_positions)}),
+        "layout": ",".join(decoder.schemes),
+        "dtype": _named(decoder.dtype),
+        **({} if of_positions == decoder.dtype else {"positions_dtype": _named(of_positions)}),
         "training_length": length_trained(model),
         **({"scaling": checkpoint.scaling} if checkpoint is not None and checkpoint.scaling else {}),
         **({"changed": changed} if changed else {}),

@@ -25,14 +25,15 @@ from transformers import PreTrainedModel
 
 from repo_interp.checkpoint_files.architectures import require_family
 from repo_interp.checkpoint_files.options import require_useful, scheme_options
-from repo_interp.errors import InputError, one_line, warn
-from repo_interp.models.attention import RepositionedAttention, attached, remember_index
+from repo_interp.errors import InputError, warn
+from repo_interp.models.attention import RepositionedAttention, remember_index
 from repo_interp.models.configuration import repositioned
+from repo_interp.models.decoder import as_decoder, attentions_of, require_model
 from repo_interp.models.own_attention import follow
 from repo_interp.models.rotation import OF_TABLES, Prober, Rotation, attention_modules, depends_on_length, forget_length, rotaries
 from repo_interp.models.schemes import SchemeBuilder
 from repo_interp.models.tables import TABLE, positions_in, stock_table, table_of
-from repo_interp.models.wrapped import eager, owner_of, unwrapped
+from repo_interp.models.wrapped import eager, model_of, unwrapped
 from repo_interp.positions.assigners import MixedAssigner
 from repo_interp.positions.embedding import AbsoluteEmbedding
 from repo_interp.positions.layouts import NO_ATTENTION, format_layout, parse_layout
@@ -41,8 +42,7 @@ from repo_interp.side_by_side import BatchSize, SideBySide, limit
 logger = logging.getLogger(__name__)
 
 _HANDLE = "_position_table_hook"
-_KEPT = "_repo_interp_modules"
-"""Where a decoder keeps which of its modules were found."""
+"""Where a decoder keeps the handle of its table's hook: beside the table, with which it is copied."""
 
 
 def reposition(model: PreTrainedModel, layout: str, **options: str | float) -> PreTrainedModel:
@@ -66,7 +66,7 @@ def observable(model: nn.Module) -> nn.Module:
     So nothing of the model changes. Raises InputError for a family that cannot be observed, and for what is no model.
     """
     model = unwrapped(model)
-    if not isinstance(model, PreTrainedModel) or any(attached(module) is not None for module in model.modules()):
+    if not isinstance(model, PreTrainedModel) or as_decoder(model).repositioned:
         return model
     require_weights(model)
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
@@ -82,10 +82,10 @@ def with_layout(model: PreTrainedModel, layout: str | None, **options: str | flo
         require_family(model.config)
     schemes = () if layout is None else _schemes(model, layout)
     rotations = _rotations(model)  # first, because it refuses decoders
-    builder = SchemeBuilder(model.config, scheme_options(options))
-    adds_table = "learned" in schemes and stock_table(decoder_of(model)) is None
+    builder, decoder = SchemeBuilder(model.config, scheme_options(options)), as_decoder(model)
+    adds_table = "learned" in schemes and stock_table(decoder.stack) is None
     learn_absolute_positions(model, builder.length if adds_table else None, builder.deviation)
-    still = "nope" if stock_table(decoder_of(model)) is None else "learned"
+    still = "nope" if stock_table(decoder.stack) is None else "learned"
     if layout is None:
         measured = {
             stock.layer_idx: "rope" if rotation.rotates else getattr(stock, "native_scheme", still)
@@ -107,7 +107,7 @@ def with_layout(model: PreTrainedModel, layout: str | None, **options: str | flo
             initialise(parts.assigner, builder.deviation)
             parts.assigner.train(stock.training)
         RepositionedAttention(stock, parts, rotation)
-    vars(model).pop(_KEPT, None)
+    decoder.found.clear()  # schemes were attached to modules that may have been without
     _settle(model)
     _declare_shared(model)
     repositioned(model.config, schemes, builder.stated())
@@ -119,11 +119,11 @@ def with_layout(model: PreTrainedModel, layout: str | None, **options: str | flo
 
 def _rotations(model: PreTrainedModel) -> dict[Any, Rotation]:
     """How every attention module of the model's layers rotates. A layer that does not takes the frequencies of one that does."""
-    decoder = decoder_of(model)
+    decoder = as_decoder(model).stack
     follow(decoder)
     prober = Prober(decoder)
     attending = list(attention_modules(decoder))
-    if sum(module in attending for block in blocks(model) for module in block.modules()) > len(attending):
+    if sum(module in attending for block in as_decoder(model).blocks for module in block.modules()) > len(attending):
         raise InputError(f"layers of this {model.config.model_type} share an attention module, which is not supported")
     measured = {stock: prober.measured(stock) for stock in attending}
     turning = {len(each.frequencies): each for each in reversed(measured.values()) if each.rotates}
@@ -152,7 +152,7 @@ def batch_limits(model: nn.Module, size: BatchSize) -> SideBySide:
 
 def length_matters(model: nn.Module) -> bool:
     """Whether frequencies depend on the length of a pass, which is that of its longest prompt (dynamic NTK, longrope)."""
-    return any(map(depends_on_length, _kept(decoder_of(model), "rotaries", lambda decoder: list(rotaries(decoder)))))
+    return any(map(depends_on_length, as_decoder(model).modules("rotaries", lambda decoder: list(rotaries(decoder.stack)))))
 
 
 def _schemes(model: PreTrainedModel, layout: str) -> tuple[str, ...]:
@@ -174,56 +174,6 @@ def initialise(scheme: nn.Module, deviation: float) -> None:
             nn.init.normal_(module.weight, std=deviation)
 
 
-def attentions(model: nn.Module) -> Iterator[RepositionedAttention]:
-    """The attention modules of a repositioned model - or of the bridge around it - from the first layer to the last."""
-    require_model(model)
-    found = attentions_if_any(model)
-    if not found:
-        raise InputError(
-            "this model was never repositioned; call repo_interp.reposition(model, layout) or load it with repo_interp.load"
-        )
-    yield from found
-
-
-def attentions_if_any(model: nn.Module) -> list[RepositionedAttention]:
-    """The same, none of a stock decoder."""
-    found = [attached(module) for module in _kept(owner_of(model), "attentions", _attending)]
-    modules = {attention.layer_idx: attention for attention in found if attention is not None}
-    return [modules[layer] for layer in sorted(modules)]
-
-
-def _attending(owner: nn.Module) -> list[nn.Module]:
-    return [module for module in owner.modules() if attached(module) is not None]
-
-
-def _kept(owner: nn.Module, name: str, find: Callable[[nn.Module], list[nn.Module]]) -> list[nn.Module]:
-    """The modules that `find` gives, kept on `owner` under `name` while every module above them has the same children.
-
-    A walk through all modules of a bridge takes milliseconds, and an analysis would walk it for each of its steps.
-    """
-    kept = vars(owner).setdefault(_KEPT, {})
-    found, above = kept.get(name, ([], []))
-    if not found or any(tuple(module._modules.values()) != children for module, children in above):
-        found = find(owner)
-        wanted = {id(module) for module in found}
-        holds = (module for module in owner.modules() if id(module) not in wanted)
-        above = [
-            (module, tuple(module._modules.values())) for module in holds if any(id(part) in wanted for part in module.modules())
-        ]
-        kept[name] = found, above
-    return found
-
-
-def require_model(model: object) -> None:
-    """Raise InputError where `model` is no model of Hugging Face, and no bridge around one."""
-    if not isinstance(model, nn.Module):
-        raise InputError(f"a model or a bridge was wanted, as ri.load returns it; got {one_line(repr(model), 80)}")
-    if not hasattr(owner_of(model), "config"):  # DataParallel, say
-        raise InputError(
-            f"a model or a bridge was wanted, as ri.load returns it; got a {type(model).__name__}: give the model inside, if it has one"
-        )
-
-
 @contextmanager
 def at_rest(model: nn.Module) -> Iterator[None]:
     """Inside the context a model or bridge is in evaluation mode and PyTorch's autocast is off, so that dropout changes no number, and all
@@ -231,7 +181,7 @@ def at_rest(model: nn.Module) -> Iterator[None]:
 
     Raises InputError for a model whose weights are on "meta", unless Accelerate fetches them from a disk.
     """
-    owner: Any = owner_of(model)
+    owner: Any = model_of(model)
     require_weights(owner)
     training = [vars(module) for module in owner.modules() if module.training] if owner.training else []
     with eager(), ExitStack() as exact:
@@ -248,17 +198,8 @@ def at_rest(model: nn.Module) -> Iterator[None]:
 
 def require_weights(model: nn.Module) -> None:
     """Raise InputError where the weights of `model` are on "meta", and nothing fetches them from elsewhere."""
-    if next(model.parameters()).is_meta and not hasattr(model, "hf_device_map"):
+    if as_decoder(model).weight.is_meta and not hasattr(model, "hf_device_map"):
         raise InputError("the weights of this model are on 'meta' and hold no numbers; load them first, as ri.load does")
-
-
-def attentions_of(model: nn.Module, layers: Collection[int]) -> list[RepositionedAttention]:
-    """The attention modules of `layers`, in the order of the model. Raises InputError for a layer that the model lacks."""
-    modules = {attention.layer_idx: attention for attention in attentions(model)}
-    for layer in layers:
-        if layer not in modules:
-            raise InputError(f"layer {layer} was asked for; the model's are {_listed(modules)}")
-    return [modules[layer] for layer in sorted(layers)]
 
 
 @contextmanager
@@ -272,55 +213,38 @@ def called_at(
     returns, if anything.
     """
     with ExitStack() as undo:
-        for attention in attentions(model) if layers is None else attentions_of(model, layers):
+        for attention in as_decoder(model).layers if layers is None else attentions_of(model, layers):
             undo.callback(attention.sites.call(site, partial(act, attention)))
         yield
 
 
-def _listed(layers: Collection[int]) -> str:
-    """Numbers of layers, for messages."""
-    whole = list(layers) == list(range(len(layers)))
-    return f"0 to {len(layers) - 1}" if whole else f"{', '.join(map(str, layers))} (others have no attention)"
-
-
 def layout(model: nn.Module) -> tuple[str, ...]:
     """The position scheme of every layer of a repositioned model or bridge; "-" for a layer without attention."""
-    schemes = {attention.layer_idx: attention.scheme for attention in attentions(model)}
-    return tuple(schemes.get(layer, NO_ATTENTION) for layer in range(layer_count(model)))
+    return as_decoder(model).schemes
 
 
-def layer_count(model: nn.Module) -> int:
-    """Layers with and without attention; where one has two attention modules (LongCat), they count as two."""
-    return max(len(blocks(model)), 1 + max(attention.layer_idx for attention in attentions(model)))
-
-
-def scheme_modules(model: nn.Module) -> Iterator[nn.Module]:
+def scheme_modules(model: nn.Module) -> list[nn.Module]:
     """Every module with parameters that the position schemes brought in, once each."""
-    layers, seen = list(attentions(model)), set[int]()
-    table = getattr(decoder_of(model), TABLE, None)
-    for attention in layers:
-        for module in (table, attention.assigner, attention.position_logits):
-            if module is not None and id(module) not in seen:
-                seen.add(id(module))
-                yield module
+    decoder = as_decoder(model)
+    parts = [getattr(decoder.stack, TABLE, None)]
+    parts += [part for attention in decoder.layers for part in (attention.assigner, attention.position_logits)]
+    return [part for part in dict.fromkeys(parts) if part is not None]
 
 
 def assigner_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that positions are computed with, by every name that they have in the model."""
-    assigners = [attention.assigner for attention in attentions(model) if attention.assigner is not None]
-    own = {id(parameter) for assigner in assigners for parameter in assigner.parameters()}
+    own = {id(parameter) for assigner in as_decoder(model).assigners for parameter in assigner.parameters()}
     return {name: parameter for name, parameter in model.named_parameters(remove_duplicate=False) if id(parameter) in own}
 
 
 def added_parameters(model: nn.Module) -> int:
     """Number of parameters that the position schemes added to those of the stock decoder."""
-    unique = {id(parameter): parameter for module in scheme_modules(model) for parameter in module.parameters()}
-    return sum(parameter.numel() for parameter in unique.values())
+    return sum(each.numel() for each in {parameter for module in scheme_modules(model) for parameter in module.parameters()})
 
 
 def longest_prompt(model: nn.Module) -> int | None:
     """Tokens of the longest prompt that the model can take: the length of its learned table, None where it lacks one."""
-    table = table_of(decoder_of(model))
+    table = table_of(as_decoder(model).stack)
     return None if table is None else positions_in(table)
 
 
@@ -328,33 +252,15 @@ def mix_with_index(model: nn.Module, share: float) -> None:
     """Let learned positions be (1 - share) z + share i: 1 is plain RoPE, 0 the learned positions alone (the released code's pdrop)."""
     if not 0.0 <= share <= 1.0:
         raise ValueError(f"a share lies between 0 and 1, not {share}")
-    for attention in attentions(model):
-        if isinstance(attention.assigner, MixedAssigner):
-            attention.assigner.index_share = share
-
-
-def decoder_of(model: Any) -> Any:
-    """The decoder without its unembedding, of a model or of the bridge around it."""
-    owner = owner_of(model)
-    return owner.base_model if owner.base_model is not owner else owner.model  # Llama 4's prefix names another model
-
-
-def blocks(model: nn.Module) -> nn.ModuleList:
-    """The layers of a decoder, with and without attention."""
-    (found,) = _kept(decoder_of(model), "blocks", _numbered_layers)
-    return found  # pyright: ignore[reportReturnType]
-
-
-def _numbered_layers(decoder: nn.Module) -> list[nn.Module]:
-    lists = [module for module in decoder.modules() if isinstance(module, nn.ModuleList)]
-    # The outermost list of numbered layers: some families keep lists of norms or of experts beside it.
-    return [next(each for each in lists if any(hasattr(module, "layer_idx") for module in each.modules()))]
+    for assigner in as_decoder(model).assigners:
+        if isinstance(assigner, MixedAssigner):
+            assigner.index_share = share
 
 
 def _declare_shared(model: PreTrainedModel) -> None:
     """Tell Hugging Face which parameters layers share (one map of CoPE for all), else its save_pretrained refuses them."""
     owners: dict[int, str] = {}
-    for attention in attentions(model):
+    for attention in as_decoder(model).layers:
         names = {name: f"layers.{attention.layer_idx}.{name}" for name, _ in attention.module.named_parameters()}
         shared = {
             name: owners[id(parameter)]
@@ -374,7 +280,7 @@ def _settle(model: PreTrainedModel) -> None:
 
 def learn_absolute_positions(model: PreTrainedModel, length: int | None, deviation: float) -> None:
     """Give `model` a table of `length` positions, drawn with a standard `deviation`, in place of any that it has; None: no table."""
-    decoder = decoder_of(model)
+    decoder = as_decoder(model).stack
     if getattr(decoder, TABLE, None) is not None:
         decoder.__dict__.pop(_HANDLE).remove()
         delattr(decoder, TABLE)

@@ -18,7 +18,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from repo_interp.models.reposition import at_rest, blocks, decoder_of
+from repo_interp.models.decoder import as_decoder
+from repo_interp.models.reposition import at_rest
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,13 @@ class Recording:
 @torch.no_grad()
 def recorded(model: nn.Module, tokens: Int[Tensor, "prompt token"]) -> Recording:
     """A forward pass of a model or bridge with what enters every layer: L times [prompt, token, d_model] numbers."""
-    decoder, residuals = decoder_of(model), []
+    decoder, residuals = as_decoder(model).stack, []
 
     def keep(layer: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> None:
         residuals.append(arguments[0] if arguments else keywords["hidden_states"])
 
     with at_rest(model), ExitStack() as hooks:
-        for layer in blocks(model):
+        for layer in as_decoder(model).blocks:
             hooks.callback(layer.register_forward_pre_hook(keep, with_kwargs=True).remove)
         last_hidden = decoder(input_ids=tokens, use_cache=False).last_hidden_state
     return Recording(tokens, tuple(residuals), last_hidden)
@@ -54,17 +55,19 @@ def resumed(
     """The decoder's last hidden states when layers from `first_layer` on run on what entered it in `recording`, `copies` times side by
     side: all prompts, then all again.
     """
-    decoder, entering = decoder_of(model), recording.residuals[first_layer].repeat(copies, 1, 1)
+    decoder, entering = as_decoder(model).stack, recording.residuals[first_layer].repeat(copies, 1, 1)
 
     def enter(layer: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         keywords.pop("hidden_states", None)
         return (entering, *arguments[1:]), keywords
 
     with at_rest(model), ExitStack() as undo:
-        for layer in blocks(model)[:first_layer]:
+        for layer in as_decoder(model).blocks[:first_layer]:
             object.__setattr__(layer, "forward", _hand_on)  # a bridge's own __setattr__ would give it to the layer inside
             undo.callback(object.__delattr__, layer, "forward")
-        undo.callback(blocks(model)[first_layer].register_forward_pre_hook(enter, with_kwargs=True, prepend=True).remove)
+        undo.callback(
+            as_decoder(model).blocks[first_layer].register_forward_pre_hook(enter, with_kwargs=True, prepend=True).remove
+        )
         return decoder(input_ids=recording.tokens.repeat(copies, 1), use_cache=False).last_hidden_state
 
 

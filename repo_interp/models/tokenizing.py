@@ -1,4 +1,4 @@
-"""The tokenizer that reads text for a model: a bridge's own, or the one that a plain model was opened with. Needs no TransformerLens."""
+"""The tokenizer that reads text for a model, and the special tokens that it puts around one. Needs no TransformerLens."""
 
 from __future__ import annotations
 
@@ -7,26 +7,15 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from repo_interp.models.wrapped import unwrapped
-
-_TOKENIZER, _BOS = "tokenizer", "repo_interp_bos"
-
-
-def tokenizer_of(model: Any) -> Any:
-    """The tokenizer of a bridge, or of a model that `open_model` opened; None for another model, and where there is none."""
-    return getattr(unwrapped(model), _TOKENIZER, None)
+from repo_interp.models.decoder import as_decoder
 
 
 def reads_with(model: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> None:
     """Remember on a model the tokenizer that reads for it, and the BOS that this puts before a text."""
     prepends = tokenizer is not None and special_tokens_around(tokenizer)[0]
-    object.__setattr__(model, _TOKENIZER, tokenizer)
-    object.__setattr__(model, _BOS, tokenizer.bos_token_id if tokenizer is not None and prepends else None)
-
-
-def prepended_token(model: nn.Module) -> int | None:
-    """The BOS that the tokenizer of `model`, or of the bridge around it, puts before a text; None where it puts none, and without one."""
-    return vars(model).get(_BOS)
+    object.__setattr__(model, "tokenizer", tokenizer)
+    bos: Any = tokenizer.bos_token_id if tokenizer is not None and prepends else None
+    as_decoder(model).prepended = bos
 
 
 def special_tokens_around(tokenizer: PreTrainedTokenizerBase) -> tuple[bool, bool]:

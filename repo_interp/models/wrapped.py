@@ -44,15 +44,10 @@ def unwrapped(model: Any) -> Any:
     return model
 
 
-def owner_of(model: Any) -> Any:
+def model_of(model: Any) -> Any:
     """The Hugging Face model inside a bridge, or inside what `unwrapped` opens."""
     inside = unwrapped(model)
     return getattr(inside, "original_model", inside)
-
-
-def model_of(bridge: Any) -> Any:
-    """The Hugging Face model inside a bridge, whose attention calls the bridge's hooks; a model itself."""
-    return owner_of(bridge)
 
 
 @contextmanager

@@ -31,8 +31,9 @@ from repo_interp.cli import main
 from repo_interp.errors import InputError
 from repo_interp.experiments.responses import to_question
 from repo_interp.models.checkpoints import load_model
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.load import load_fresh
-from repo_interp.models.reposition import attentions, layout, mix_with_index
+from repo_interp.models.reposition import layout, mix_with_index
 from repo_interp.tasks import Batch, make_task
 
 TINY = TrainingConfiguration(
@@ -138,7 +139,7 @@ def steps_done(folder: TrainingFolder) -> int:
 
 def test_a_finished_folder_loads_and_says_how_it_was_made(undisturbed):
     model = load_model(undisturbed.directory)
-    assert [attention.scheme for attention in attentions(model)] == ["repo", "repo"]
+    assert [attention.scheme for attention in as_decoder(model).layers] == ["repo", "repo"]
     assert model.config.max_position_embeddings == make_task("reversal", **TINY.task_options).training_length
     stated = read_toml(undisturbed.configuration)
     assert replaced(TrainingConfiguration(task=stated["task"]), stated) == TINY
@@ -171,7 +172,7 @@ def test_gradients_reach_f_phi_and_the_loss_goes_down():
     question = training_question(prepared.task, prepared.configuration, 0, 1.0)
     before = target_loss(prepared.model, question)
     before.backward()
-    for attention in attentions(prepared.model):
+    for attention in as_decoder(prepared.model).layers:
         for weight in attention.assigner.parameters():
             assert weight.grad is not None and weight.grad.abs().max() > 0
     for _ in range(40):
@@ -244,7 +245,7 @@ def test_going_on_from_rope_changes_nothing_while_positions_are_the_index(rope):
 def test_a_continued_run_anneals_to_learned_positions_and_can_be_saved(rope, tmp_path):
     on = replaced(TINY, {"continue_from": str(rope.directory), "index_share_until": 0.5, "scheme": "repo@1/2"})
     folder = trained(on, tmp_path / "on")
-    assert [attention.scheme for attention in attentions(load_model(folder.directory))] == ["rope", "repo"]
+    assert [attention.scheme for attention in as_decoder(load_model(folder.directory)).layers] == ["rope", "repo"]
 
 
 def test_configuration_survives_toml_and_refuses_what_cannot_be():

@@ -32,8 +32,8 @@ from position_papers.kit.subjects import Subject
 from repo_interp.analysis.observing import stream
 from repo_interp.errors import InputError
 from repo_interp.measures.components import Components
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.load import load, load_fresh
-from repo_interp.models.reposition import attentions
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.random_tokens import Kind, drawn, random_token_prompts
 from repo_interp.values import Count, CountOrNone, Seed
@@ -163,7 +163,7 @@ def random_prompts(bridge: Any, tokens: int, count: int, seed: int, kind: Kind =
     if getattr(bridge, "tokenizer", None) is not None:
         yield from random_token_prompts(bridge.tokenizer, tokens, count, seed, kind)
         return
-    vocabulary = range(int(next(attentions(bridge)).config.vocab_size))
+    vocabulary = range(as_decoder(bridge).vocabulary_size)
     for index in range(count):
         yield Prompt(tokens=tuple(drawn(vocabulary, tokens, [seed, index, tokens], kind)))
 

@@ -30,6 +30,7 @@ from repo_interp.measures.labels import described, of_layer
 from repo_interp.measures.rotation import Rotation
 from repo_interp.measures.statistics import Measure
 from repo_interp.models.capture import capture
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.load import load
 
 NORM_SEQUENCES, LONG_NORM_SEQUENCES = 8, 2
@@ -48,7 +49,7 @@ def components_of_pair(bridge: Any, tokens: Sequence[int], query: int, key: int)
     def receive(inputs: AttentionInputs) -> None:
         by_layer.append(of_layer(inputs, ("layer", "head", "component"), pair_components(inputs, query, key)[0]))
 
-    batch = torch.tensor([tokens], device=next(bridge.parameters()).device)
+    batch = torch.tensor([tokens], device=as_decoder(bridge).device)
     capture(bridge, batch, torch.ones_like(batch, dtype=torch.bool), torch.tensor([0]), receive)
     components = xr.concat(by_layer, dim="layer", join="exact", coords="minimal", compat="override")
     return described(components, "component of the logit of a pair", "q·k")

@@ -31,7 +31,7 @@ from position_papers.position_generalization.measured import (
 from repo_interp.experiments.perturbation import PAPER_KINDS, Disturbance, Kind, Perturbation, answers_at
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.models.checkpoints import load_model
-from repo_interp.models.reposition import attentions
+from repo_interp.models.decoder import as_decoder
 from repo_interp.tasks import Response, digest
 
 TEXT = (0.05, 5)
@@ -108,7 +108,7 @@ def measure_judged(subject: Subject, options: Options, plain: xr.Dataset, kind: 
     per target that no move touched (NaN where a prompt has none); `plain` and `plain_score`, the first and the last undisturbed.
     """
     model, task, prompts = load_model(subject.path, options.device), task_of(subject, options), prompts_of(subject, options)
-    undisturbed, layers = _answers(plain), tuple(range(len(list(attentions(model)))))
+    undisturbed, layers = _answers(plain), tuple(range(len(as_decoder(model).layers)))
     points = [Disturbance(kind, gamma, l_max, layers, "range", options.seed + 1 + draw) for draw in range(options.draws)]
     draws = [answers_at(model, task, prompts, undisturbed, point, options.batch_size) for point in points]
     numbers = [draw.summary(task) for draw in draws]

@@ -35,7 +35,7 @@ from position_papers.position_generalization.measured import (
 from repo_interp.experiments.extrapolation import Extrapolation, output_traces
 from repo_interp.experiments.prompt_sets import cut
 from repo_interp.models.checkpoints import load_model
-from repo_interp.models.reposition import attentions
+from repo_interp.models.decoder import as_decoder
 from repo_interp.plots.views.extrapolation import extrapolation_by_length
 from repo_interp.plots.views.extrapolation import output_traces as traces_in_plane
 from repo_interp.store import Store
@@ -100,7 +100,7 @@ def measure_extrapolation(subject: Subject, options: Options, store: Store) -> x
 def measure_traces(subject: Subject, options: Options) -> xr.Dataset:
     """The group `output_traces` of the middle layer."""
     model = load_model(subject.path, options.device)
-    layer, longer = len(list(attentions(model))) // 2, longer_prompts(subject, options)[0]
+    layer, longer = len(as_decoder(model).layers) // 2, longer_prompts(subject, options)[0]
     return output_traces(model, prompts_of(subject, options), longer, length_of(subject, options), layer)
 
 

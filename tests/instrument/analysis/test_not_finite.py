@@ -17,7 +17,7 @@ from repo_interp.errors import InputError, NotFinite
 from repo_interp.experiments.responses import forced_responses, generated_responses
 from repo_interp.measures.labels import described, of_layer
 from repo_interp.measures.statistics import Statistics
-from repo_interp.models.reposition import attentions
+from repo_interp.models.decoder import as_decoder
 from repo_interp.plots.pages.report import write_report
 from repo_interp.tasks.prompt import Prompt
 
@@ -56,7 +56,7 @@ class Spoiled:
 
 def spoil(model, layer: int, head: int, token: int, value: float, prompt_length: int):
     """Put `value` into a query of one head, in passes of `prompt_length` tokens."""
-    attention = list(attentions(model))[layer]
+    attention = as_decoder(model).layers[layer]
 
     def hook(module, given, queries):
         if queries.shape[1] == prompt_length:
@@ -118,7 +118,7 @@ def test_a_measure_that_gives_such_numbers_stops_alone(model, value, part):
 
 def test_numbers_too_large_for_logits_are_refused(model):
     with torch.no_grad():
-        attention = list(attentions(model))[2]
+        attention = as_decoder(model).layers[2]
         attention.module.q_proj.weight *= 1e12
         attention.module.k_proj.weight *= 1e12
     with pytest.raises(NotFinite, match="queries and keys of layer 2 are too large for logits to be numbers"):

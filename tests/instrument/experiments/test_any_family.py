@@ -11,7 +11,7 @@ import torch
 
 import repo_interp as ri
 from benchmarks.families import small_model
-from repo_interp.models.reposition import attentions
+from repo_interp.models.decoder import as_decoder
 from repo_interp.tasks.prompt import Prompt
 
 DRAWN = np.random.default_rng(0).integers(3, 60, (4, 24))
@@ -39,7 +39,7 @@ def test_it_names_the_layers_that_have_attention_and_leaves_no_trace(bridge, exp
     group = ri.analyze(bridge, prompts(), ["positions"], experiments=[experiment])[experiment.name].to_dataset()
     with torch.no_grad():
         assert torch.equal(bridge(tokens), before)
-    attending = [attention.layer_idx for attention in attentions(bridge)]
+    attending = list(as_decoder(bridge).by_layer)
     if "layer" in group.dims:
         assert group["layer"].values.tolist() == attending
         assert "-" not in group["scheme"].values

@@ -24,7 +24,7 @@ from repo_interp.experiments.position_changes import KINDS, Strength, default_ki
 from repo_interp.experiments.prompt_sets import scoring_of
 from repo_interp.experiments.readings import Batch
 from repo_interp.experiments.responses import forced_responses
-from repo_interp.models.reposition import decoder_of
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.resuming import recorded, resumed
 from repo_interp.plots.views.effects import VIEW, effect_maps, effect_tables
 from repo_interp.side_by_side import WORTHWHILE
@@ -67,11 +67,11 @@ def test_so_it_is_inside_a_bridge_and_after_an_error():
     recording = recorded(bridge, TOKENS)
     for layer in range(3):
         assert torch.equal(resumed(bridge, recording, layer), recording.last_hidden)
-    handle = decoder_of(bridge).layers[2].register_forward_pre_hook(lambda *_: 1 / 0)
+    handle = as_decoder(bridge).stack.layers[2].register_forward_pre_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         resumed(bridge, recording, 1)
     handle.remove()
-    assert torch.equal(decoder_of(bridge)(TOKENS).last_hidden_state, recording.last_hidden)
+    assert torch.equal(as_decoder(bridge).stack(TOKENS).last_hidden_state, recording.last_hidden)
 
 
 def by_hand(model, kind, heads, number, strength=None):
@@ -126,7 +126,7 @@ def test_what_is_measured_does_not_depend_on_who_stands_beside_whom(group, model
 def test_many_edits_are_rows_of_one_pass(model, group, monkeypatch):
     """As many passes as there are first layers, and the same numbers as one edit at a time."""
     passes = []
-    with decoder_of(model).register_forward_hook(lambda *_: passes.append(1)):
+    with as_decoder(model).stack.register_forward_hook(lambda *_: passes.append(1)):
         counts = {}
         for tokens in (1, 4096):
             monkeypatch.setitem(WORTHWHILE, "cpu", tokens)

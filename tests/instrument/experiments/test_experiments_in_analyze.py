@@ -20,7 +20,7 @@ from repo_interp.experiments import Atlas, Effects, Extrapolation, Kinds, Pertur
 from repo_interp.experiments.catalogue import experiment_named, experiment_names, planned
 from repo_interp.experiments.prompt_sets import prompts_by_length, scoring_of
 from repo_interp.models.checkpoints import identify, load_model
-from repo_interp.models.reposition import decoder_of
+from repo_interp.models.decoder import as_decoder
 from repo_interp.shipped import zoo_path
 from repo_interp.store import Store
 from repo_interp.tasks import Prompt, Response, Task, make_task
@@ -130,7 +130,7 @@ def test_every_experiment_is_stopped_below():
 @pytest.mark.parametrize("name", SMALLEST)
 def test_an_experiment_stopped_in_the_middle_leaves_the_model_as_it_was_and_goes_on(name, bridge, tmp_path):
     (asked, where), hooks = SMALLEST[name], []
-    embed = decoder_of(bridge).embed_tokens
+    embed = as_decoder(bridge).stack.embed_tokens
 
     def analysed(store=None, progress=None, most=None):
         """The group, and the number of passes; stopped in the last of `most` passes."""
@@ -179,7 +179,7 @@ def test_an_experiment_stopped_in_the_middle_leaves_the_model_as_it_was_and_goes
 def test_the_passes_that_are_said_are_those_that_are_made(asked, bridge):
     (plan,) = planned(bridge, TASK.prompts(5), (asked,), TASK)
     rows = []
-    embed = decoder_of(bridge).embed_tokens
+    embed = as_decoder(bridge).stack.embed_tokens
     handle = embed.register_forward_hook(lambda module, arguments, out: rows.append(len(out)))
     plan.run(2, Store(), None)
     handle.remove()

@@ -22,8 +22,8 @@ from repo_interp.experiments.prompt_sets import cut, prompts_by_length, scoring_
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.interventions import extension, interpolated, lm_infinite, yarn
 from repo_interp.interventions.extension import extended
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.outputs import attention_outputs, layer_tensors, outputs_over_windows
-from repo_interp.models.reposition import attentions
 from repo_interp.plots.views.extrapolation import extrapolation_table
 from repo_interp.tasks import Prompt, make_task
 
@@ -52,7 +52,7 @@ def test_lm_infinite_is_two_passes_with_masks(family):
     """Scores as in the authors' implementation: near pairs as ever; far global keys from the query at L and the key at 0."""
     model = ri.reposition(tiny(family), "rope")
     model.set_attn_implementation("eager")
-    attention, seen, length, first = list(attentions(model))[1], {}, 6, 3
+    attention, seen, length, first = as_decoder(model).layers[1], {}, 6, 3
     attention.observers.append(lambda layer, queries, keys, *rest: seen.update(queries=queries, keys=keys))
     with lm_infinite(model, length, first), torch.no_grad():
         handle = attention.sites.scores.register_forward_hook(lambda m, a, out: seen.update(scores=out))
@@ -79,7 +79,7 @@ def test_lm_infinite_is_two_passes_with_masks(family):
 
 def test_alibi_is_given_the_capped_distance():
     model = ri.reposition(tiny("llama_mha"), "alibi")
-    attention, seen = next(attentions(model)), {}
+    attention, seen = as_decoder(model).layers[0], {}
     with lm_infinite(model, 5, 2), torch.no_grad():
         attention.observers.append(lambda layer, queries, keys, *rest: seen.update(queries=queries, keys=keys))
         handle = attention.sites.scores.register_forward_hook(lambda m, a, out: seen.update(scores=out))
@@ -94,7 +94,7 @@ def test_alibi_is_given_the_capped_distance():
 
 def test_learned_positions_are_capped_by_their_difference():
     model = repositioned("repo")
-    attention, seen = next(attentions(model)), {}
+    attention, seen = as_decoder(model).layers[0], {}
     with torch.no_grad():
         attention.assigner.final_map.weight.mul_(1000)
     with lm_infinite(model, 7, 20), torch.no_grad():  # all keys global: no mask, but every pair capped
@@ -114,7 +114,7 @@ def test_learned_positions_are_capped_by_their_difference():
 
 def test_the_bias_of_learned_positions_is_capped_by_their_difference():
     model = repositioned("repo_alibi")
-    attention, seen = next(attentions(model)), {}
+    attention, seen = as_decoder(model).layers[0], {}
     with torch.no_grad():
         attention.assigner.final_map.weight.mul_(1000)
     with lm_infinite(model, 7, 20), torch.no_grad():  # all keys global: no mask, but every pair capped
@@ -136,16 +136,16 @@ def test_the_bias_of_learned_positions_is_capped_by_their_difference():
 def test_lm_infinite_in_blocks_of_rows_is_the_whole_map_and_makes_no_far_score(scheme, first, monkeypatch):
     model, shapes = repositioned(scheme), []
     if scheme.startswith("repo"):  # spread beyond the cap, in one layer: the next would enlarge what rounding leaves
-        next(attentions(model)).assigner.final_map.weight.data.mul_(1000)
+        as_decoder(model).layers[0].assigner.final_map.weight.data.mul_(1000)
     monkeypatch.setattr(extension, "ROWS", 3)
     with lm_infinite(model, 6, first):
-        for attention in attentions(model):
+        for attention in as_decoder(model).layers:
             attention.weigh = lambda scores, *rest, weigh=attention.weigh: shapes.append(scores.shape) or weigh(scores, *rest)
         blocks = model(TOKENS).logits
         assert {shape[-2] for shape in shapes} == {3, 2}
         assert max(shape[-1] for shape in shapes) <= 6 + first + 3
         shapes.clear()
-        hooks = [attention.sites.pattern.register_forward_hook(lambda *given: None) for attention in attentions(model)]
+        hooks = [attention.sites.pattern.register_forward_hook(lambda *given: None) for attention in as_decoder(model).layers]
         whole = model(TOKENS).logits
         assert {shape[-2:] for shape in shapes} == {(20, 20)}
     assert len(hooks) == 3
@@ -172,7 +172,7 @@ def test_interpolation_by_one_changes_nothing_and_by_two_halves_every_distance(s
     by_two = logits_under(model, interpolated(model, 2.0))
     assert not torch.allclose(by_two, plain, atol=1e-5)
     if scheme != "fire":
-        for attention in attentions(model):  # positions z / 2 by hand
+        for attention in as_decoder(model).layers:  # positions z / 2 by hand
             attention.sites.positions.register_forward_hook(lambda m, a, out: out / 2)
         assert_close(logits_under(model, torch.no_grad()), by_two, atol=1e-5, rtol=1e-5)
 

@@ -14,7 +14,7 @@ from repo_interp.errors import InputError
 from repo_interp.experiments.perturbation import KINDS, Disturbance, Perturbation, disturbed, offset, transposed
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.interventions import exchanged_keys, moved_keys
-from repo_interp.models.reposition import attentions
+from repo_interp.models.decoder import as_decoder
 from repo_interp.tasks import make_task
 
 TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
@@ -57,7 +57,7 @@ def test_moving_all_keys_of_a_prompt_moves_its_positions(scheme):
 
 def test_a_moved_key_is_the_key_rotated_at_its_new_position():
     model = ri.reposition(tiny("llama"), "repo")
-    attention = next(attentions(model))
+    attention = as_decoder(model).layers[0]
     seen = {}
     handles = [
         attention.sites.positions.register_forward_hook(lambda m, a, out: seen.update(z=out)),
@@ -79,7 +79,7 @@ def test_a_moved_key_is_the_key_rotated_at_its_new_position():
 
 def test_exchanged_keys_are_those_of_the_named_tokens_and_values_stay():
     model = ri.reposition(tiny("qwen3"), "rope")
-    attention, seen = next(attentions(model)), {}
+    attention, seen = as_decoder(model).layers[0], {}
     order = torch.arange(20).flip(0).expand(2, -1)
     attention.observers.append(lambda layer, queries, keys, *rest: seen.setdefault("keys", []).append(keys))
     values = attention.sites.values.register_forward_hook(lambda m, a, out: seen.setdefault("values", []).append(out))

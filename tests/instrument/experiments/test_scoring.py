@@ -21,8 +21,8 @@ from repo_interp.errors import InputError, Note
 from repo_interp.experiments.responses import generated_responses
 from repo_interp.experiments.task_scores import task_scores
 from repo_interp.models.checkpoints import load_model
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.provenance import identity
-from repo_interp.models.reposition import decoder_of
 from repo_interp.plots.views.task_scores import VIEW, map_table, score_grid, score_table
 from repo_interp.shipped import zoo_path
 from repo_interp.store import OtherQuestion
@@ -168,7 +168,7 @@ def test_a_failing_cell_names_the_heads_that_lose_the_needle(failing):
     mapped = scores["scores"]["score_map"]
     depth, length = next((int(d), int(n)) for d in mapped["depth"] for n in mapped["length"] if mapped.sel(depth=d, length=n) < 1)
     passes = []
-    with decoder_of(bridge).register_forward_hook(lambda *_: passes.append(1)):
+    with as_decoder(bridge).stack.register_forward_hook(lambda *_: passes.append(1)):
         found = ri.explain_cell(scores, depth, length, bridge, most=2)
     compared, layers = found.attrs["passing"], found.dropna()["layer"].nunique()
     assert len(passes) <= found.attrs["failing"] + compared * (2 + layers), "one undisturbed pass of each prompt, not one a head"

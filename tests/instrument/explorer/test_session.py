@@ -18,7 +18,7 @@ from repo_interp.analysis.trained_task import trained_task
 from repo_interp.errors import InputError
 from repo_interp.explorer import Edit, Session
 from repo_interp.explorer.messages import Asked, message
-from repo_interp.models.reposition import attentions
+from repo_interp.models.decoder import as_decoder
 from repo_interp.plots.marks.arrays import heads_where
 from repo_interp.records import modelled
 from repo_interp.shipped import zoo_path
@@ -123,7 +123,7 @@ def attended(bridge):
     layers = []
     handles = [
         attention.sites.attended.register_forward_hook(lambda *_, layer=attention.layer_idx: layers.append(layer))
-        for attention in attentions(bridge)
+        for attention in as_decoder(bridge).layers
     ]
     yield layers
     for handle in handles:

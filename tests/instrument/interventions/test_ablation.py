@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, GPT2Config
 
 import repo_interp as ri
-from repo_interp.models.reposition import decoder_of
+from repo_interp.models.decoder import as_decoder
 from repo_interp.tasks import Prompt
 
 TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
@@ -168,6 +168,6 @@ def test_each_prompt_of_a_batch_loses_its_own_heads(bridge):
 def test_all_sets_of_a_prompt_are_rows_of_one_pass(bridge):
     """Two passes a prompt: one undisturbed, whose residuals are kept, and one for all sets that begin in a layer."""
     passes = []
-    with decoder_of(bridge).register_forward_hook(lambda *_: passes.append(1)):
+    with as_decoder(bridge).stack.register_forward_hook(lambda *_: passes.append(1)):
         ri.ablation_effects(bridge, [(1, 0)], PROMPTS, controls=2)
     assert len(passes) == 2 * len(PROMPTS)

@@ -20,8 +20,8 @@ from repo_interp import interventions as iv
 from repo_interp.errors import InputError, Note
 from repo_interp.experiments.generated_scores import generated_texts
 from repo_interp.interventions import patching
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.generation import continue_greedily
-from repo_interp.models.reposition import attentions
 from repo_interp.tasks import Prompt
 
 generator = torch.Generator().manual_seed(1)
@@ -121,7 +121,7 @@ def test_linearised_is_plain_rope_and_frozen_is_nope(model):
 
 
 def test_a_frozen_head_compares_queries_and_keys_as_they_are_and_others_do_as_before(model):
-    attention, seen = list(attentions(model))[1], []
+    attention, seen = as_decoder(model).layers[1], []
     attention.observers.append(lambda layer, queries, keys, *rest: seen.append(queries @ keys.repeat_interleave(2, 1).mT))
     handle = attention.sites.scores.register_forward_hook(lambda module, arguments, scores: seen.append(scores))
     logits(model)

@@ -20,7 +20,7 @@ from repo_interp.measures.gates import Gates
 from repo_interp.measures.kernels.gate_sums import attention_from_position, gate_sums, gates_of_rows, last_segment_sums
 from repo_interp.memory import working_memory
 from repo_interp.models.capture import capture
-from repo_interp.models.reposition import attentions
+from repo_interp.models.decoder import as_decoder
 from repo_interp.run import read_run, write_run
 from repo_interp.tasks.prompt import Prompt
 
@@ -219,7 +219,7 @@ def awake(layout, options, family="llama"):
     torch.manual_seed(0)
     model = ri.reposition(tiny(family), layout, **options)
     generator = torch.Generator().manual_seed(3)
-    for attention in attentions(model):
+    for attention in as_decoder(model).layers:
         for name, parameter in attention.position_logits.named_parameters():
             parameter.data = torch.randn(parameter.shape, generator=generator) * (0.5 if "map" in name else 0.2)
     return model
@@ -235,7 +235,7 @@ def test_capture_hands_over_what_the_gates_of_each_variant_look_at(layout, optio
     if padding == "left":
         valid[1, :4] = False
     handles = []
-    for attention in attentions(model):
+    for attention in as_decoder(model).layers:
 
         def note(module, args, kwargs):
             hidden[module.layer_idx] = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
@@ -246,7 +246,7 @@ def test_capture_hands_over_what_the_gates_of_each_variant_look_at(layout, optio
     for handle in handles:
         handle.remove()
     in_pass = [result for result in called if result.shape[2]]  # without those asked for no row
-    for inputs, attention, added in zip(seen, attentions(model), in_pass, strict=True):
+    for inputs, attention, added in zip(seen, as_decoder(model).layers, in_pass, strict=True):
         h = hidden[inputs.layer]
         source = options.get("gates", "keys")
         if source == "separate_keys":

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from transformer_lens.model_bridge.sources import build_bridge_from_module
 
 import repo_interp as ri
-from repo_interp.models.reposition import attentions
+from repo_interp.models.decoder import as_decoder
 
 TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
 
@@ -58,7 +58,7 @@ def test_token_indices_in_place_of_learned_positions_are_plain_rope():
 def test_scores_and_pattern_are_made_only_where_somebody_listens():
     wrapped = bridged()
     made = []
-    for layer, attention in enumerate(attentions(wrapped)):
+    for layer, attention in enumerate(as_decoder(wrapped).layers):
         openly = attention.weigh
 
         def spy(*arguments, _layer=layer, _openly=openly):

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 import repo_interp as ri
 from repo_interp.models.capture import capture, decode
-from repo_interp.models.reposition import attentions
+from repo_interp.models.decoder import as_decoder
 
 TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
 VALID = torch.ones(2, 20, dtype=torch.bool)
@@ -64,7 +64,7 @@ def test_a_pass_ends_after_the_last_layer_that_is_asked_for(wrap, padding):
     passed = []
     handles = [
         attention.sites.attended.register_forward_hook(lambda *given, layer=attention.layer_idx: passed.append(layer))
-        for attention in attentions(wrapped)
+        for attention in as_decoder(wrapped).layers
     ]
     tokens = torch.cat([torch.zeros(2, padding, dtype=torch.long), TOKENS], 1)
     valid = torch.arange(padding + 20).expand(2, -1) >= padding
@@ -102,10 +102,10 @@ def test_observers_are_gone_after_capture_and_after_a_pass_that_raised():
         raise _Stop
 
     seen(model)
-    assert all(not attention.observers for attention in attentions(model))
+    assert all(not attention.observers for attention in as_decoder(model).layers)
     with pytest.raises(_Stop):
         capture(model, TOKENS, VALID, NUMBERS, stop)
-    assert all(not attention.observers for attention in attentions(model))
+    assert all(not attention.observers for attention in as_decoder(model).layers)
 
 
 def test_nothing_of_a_layer_is_kept():

@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM
 import repo_interp as ri
 from benchmarks.families import small_configuration, small_model
 from repo_interp.models.capture import capture
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.direct_path import direct_path, inner
-from repo_interp.models.reposition import attentions, blocks, decoder_of, layer_count, with_layout
+from repo_interp.models.reposition import with_layout
 from repo_interp.plots.views.atlas import atlas_table
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.tasks.prompt import Prompt
@@ -67,11 +68,11 @@ def test_contributions_of_all_heads_and_keys_are_those_of_attention_through_norm
     with direct_path(model) as path:
         capture(model, tokens, torch.ones_like(tokens, dtype=torch.bool), torch.zeros(1, dtype=torch.long), receive)
         found = {layer: path.contributions(layer, values, ROWS, ANSWERS) for layer, values in moved.items()}
-    assert hooks_of(model) == before and set(found) == {attention.layer_idx for attention in attentions(model)}
-    decoder, norm = decoder_of(model), last(decoder_of(model))
+    assert hooks_of(model) == before and set(found) == {attention.layer_idx for attention in as_decoder(model).layers}
+    decoder, norm = as_decoder(model).stack, last(as_decoder(model).stack)
     handles = [norm.register_forward_hook(lambda module, given, output: kept.update(given=given[0]))]
-    for attention in attentions(model):
-        part = attended(blocks(model)[attention.layer_idx])
+    for attention in as_decoder(model).layers:
+        part = attended(as_decoder(model).blocks[attention.layer_idx])
         keep = lambda module, given, output, layer=attention.layer_idx: added.update({layer: output})  # noqa: E731
         handles.append(part.register_forward_hook(keep))
     with torch.no_grad():
@@ -87,7 +88,7 @@ def test_contributions_of_all_heads_and_keys_are_those_of_attention_through_norm
     gain = gain / 2 * torch.tensor([1.0, -1.0]).repeat(hidden.shape[-1] // 2)
     for layer, contributions in found.items():
         output = added[layer][0] if isinstance(added[layer], tuple) else added[layer]
-        bias = getattr(inner(next(a for a in attentions(model) if a.layer_idx == layer).output_projection), "bias", None)
+        bias = getattr(inner(next(a for a in as_decoder(model).layers if a.layer_idx == layer).output_projection), "bias", None)
         written = (output[0] - (0 if bias is None else bias))[ROWS] * factors.get("residual_multiplier", 1.0)
         if centred is not hidden:
             written = written - written.mean(-1, keepdim=True)
@@ -101,7 +102,7 @@ def test_norms_and_factors_are_measured_in_one_pass():
     """Found: a pass per layer, for every prompt of an atlas."""
     model = ri.reposition(tiny("llama"), "rope")
     passes: list[int] = []
-    handle = decoder_of(model).register_forward_hook(lambda *given: passes.append(1))
+    handle = as_decoder(model).stack.register_forward_hook(lambda *given: passes.append(1))
     with direct_path(model):
         assert len(passes) == 1
     handle.remove()
@@ -115,7 +116,7 @@ def test_layers_whose_sum_with_attention_is_not_found_have_no_direct_path(family
     run = ri.analyze(ri.bridge(model), [prompt], ["positions"], experiments=[ri.experiments.Atlas(twins=1, sequences=1)])
     atlas = run["atlas"].to_dataset()
     with direct_path(model) as path:
-        without = set(range(layer_count(model))) - set(path.layers)
+        without = set(range(as_decoder(model).layer_count)) - set(path.layers)
     assert without
     assert atlas["source_mass"].notnull().all()
     if "contribution" in atlas:

@@ -24,7 +24,8 @@ from benchmarks.families import (
     tried,
 )
 from repo_interp.models.checkpoints import load_model
-from repo_interp.models.reposition import attentions, longest_prompt, with_layout
+from repo_interp.models.decoder import as_decoder
+from repo_interp.models.reposition import longest_prompt, with_layout
 
 DIFFERENT = (
     *("gpt_neox", "glm4", "cohere2", "gemma3_text", "gpt_oss", "gpt2", "qwen3_next", "lfm2"),
@@ -137,11 +138,11 @@ def test_a_cropped_cache_goes_on_as_if_the_rest_had_never_been(stock, family):
 def test_learned_positions_work_on_every_family_that_rotates(stock, family):
     model = ri.reposition(copy.deepcopy(stock(family)), "repo")
     with torch.no_grad():
-        for attention in attentions(model):
+        for attention in as_decoder(model).layers:
             for parameter in attention.assigner.parameters():
                 parameter.normal_(std=0.3)
     assert torch.equal(generated(model), generated(model, use_cache=False))
-    learned = [parameter for attention in attentions(model) for parameter in attention.assigner.parameters()]
+    learned = [parameter for attention in as_decoder(model).layers for parameter in attention.assigner.parameters()]
     optimizer = torch.optim.Adam(learned, lr=1e-2)
     losses = []
     for _ in range(6):

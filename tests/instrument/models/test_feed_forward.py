@@ -9,8 +9,8 @@ from families import tiny
 import repo_interp as ri
 from repo_interp.models import feed_forward
 from repo_interp.models.capture import decode
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.feed_forward import block_of, in_blocks
-from repo_interp.models.reposition import decoder_of
 
 TOKENS = torch.randint(3, 64, (2, 23), generator=torch.Generator().manual_seed(0))
 
@@ -23,7 +23,7 @@ def bridge(request):
 def passed(bridge) -> tuple[torch.Tensor, list[int]]:
     """Hidden states, and how many tokens every call of a feed-forward part's activation got."""
     tokens: list[int] = []
-    activations = [layer.mlp._original_component.act_fn for layer in decoder_of(bridge).layers]
+    activations = [layer.mlp._original_component.act_fn for layer in as_decoder(bridge).stack.layers]
     originals = [activation.forward for activation in activations]
     for activation, original in zip(activations, originals, strict=True):
         activation.forward = lambda x, original=original: tokens.append(x.shape[:-1].numel()) or original(x)
@@ -39,7 +39,7 @@ def test_blocks_give_the_same_and_have_the_size_that_is_said(bridge, monkeypatch
     whole, tokens = passed(bridge)
     layers = len(tokens)
     assert tokens == [TOKENS.numel()] * layers, "short prompts are one block"
-    size = decoder_of(bridge).layers[0].mlp._original_component.intermediate_size
+    size = as_decoder(bridge).stack.layers[0].mlp._original_component.intermediate_size
     monkeypatch.setattr(feed_forward, "_CELLS", 10 * size + 1)
     assert block_of(size, torch.device("cpu")) == 10
     in_parts, tokens = passed(bridge)
@@ -64,7 +64,7 @@ def test_hooks_see_all_tokens_at_a_time(bridge, monkeypatch):
 
 
 def test_nothing_stays_behind_also_after_a_failure(bridge):
-    parts = [layer.mlp._original_component for layer in decoder_of(bridge).layers]
+    parts = [layer.mlp._original_component for layer in as_decoder(bridge).stack.layers]
     with in_blocks(bridge):
         assert all("forward" in vars(part) for part in parts)
     assert not any("forward" in vars(part) for part in parts)

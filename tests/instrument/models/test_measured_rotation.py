@@ -20,8 +20,9 @@ from repo_interp.experiments.prompt_sets import scoring_of
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.measures.components import Components
 from repo_interp.models.capture import decode
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.generation import continue_greedily, pad_left
-from repo_interp.models.reposition import attentions, blocks, with_layout
+from repo_interp.models.reposition import with_layout
 from repo_interp.models.rotation import Prober
 from repo_interp.tasks.prompt import Prompt
 
@@ -30,7 +31,7 @@ TOKENS = torch.randint(3, 60, (2, 12), generator=torch.Generator().manual_seed(0
 
 def measured(config, dtype=torch.float32):
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    layer = blocks(model)[0]
+    layer = as_decoder(model).blocks[0]
     attention = next(module for module in layer.modules() if hasattr(module, "layer_idx") and hasattr(module, "config"))
     return Prober(model.base_model).measured(attention)
 
@@ -177,7 +178,7 @@ def test_a_scheme_that_leaves_out_frequencies_keeps_them_out_at_every_length(sto
     """Found: HoPE became RoPE in the first pass; and interventions kept the frequencies of the pass before them."""
     (short,), (long,) = ([torch.tensor([tokens])] for tokens in drawn(10, 40))
     model = ri.reposition(stock, "hope")
-    layer = next(attentions(model))
+    layer = as_decoder(model).layers[0]
     kept = layer.frequencies != 0
     assert 0 < int(kept.sum()) < 4
     with torch.no_grad():
@@ -304,7 +305,7 @@ def test_measures_refuse_a_layer_whose_heads_rotate_differently():
 
 def test_an_attention_that_ignores_its_scheme_is_an_error():
     model = ri.reposition(tiny("llama"), "repo")
-    attention = next(attentions(model))
+    attention = as_decoder(model).layers[0]
     attention.module.config = attention.config  # the stock function attends again
     with pytest.raises(ri.InputError, match=r"layer 0 attended without the attention function of its scheme 'repo'"):
         model(TOKENS)

@@ -11,7 +11,8 @@ from numpy.testing import assert_allclose
 
 import repo_interp as ri
 from repo_interp.models.checkpoints import load_model
-from repo_interp.models.reposition import attentions, mix_with_index
+from repo_interp.models.decoder import as_decoder
+from repo_interp.models.reposition import mix_with_index
 
 CHECKPOINTS = [
     "continuous", "multihead_continuous", "n2r1", "nope", "r2n1", "repo_layer_ids", "repo_mha", "repo_scaled", "rope_none",
@@ -47,7 +48,7 @@ def test_scaled_frequencies_reach_layers_with_learned_positions(variant, officia
     with torch.no_grad():
         logits = model(torch.as_tensor(arrays["input_ids"])).logits
     assert_allclose(logits, arrays["logits"], atol=2e-4)
-    *_, attention = attentions(model)
+    *_, attention = as_decoder(model).layers
     assert_allclose(attention.frequencies, arrays["inv_freq"], rtol=1e-6)
     assert_allclose(attention.attention_scaling, arrays["attention_scaling"], rtol=1e-6)
 
@@ -56,7 +57,7 @@ def test_yarn_takes_its_factor_as_stock_transformers_does_not_as_the_fork(offici
     """With max_position_embeddings 512 and factor 4 the fork scales by 512/32 = 16; stock transformers, and we, by 4."""
     override = json.loads((official / "repo_scaled" / "rope_overrides.json").read_text())
     factor_4 = load_model(official / "repo_scaled", rope_scaling=override["yarn_maxpos_mismatch"]["rope_scaling"])
-    assert next(attentions(factor_4)).attention_scaling == pytest.approx(0.1 * np.log(4) + 1)
+    assert as_decoder(factor_4).layers[0].attention_scaling == pytest.approx(0.1 * np.log(4) + 1)
     assert expected("repo_scaled", "expected_yarn_maxpos_mismatch")["attention_scaling"] == pytest.approx(0.1 * np.log(16) + 1)
 
 

@@ -12,19 +12,19 @@ from repo_interp.checkpoint_files.weights import read_weights
 from repo_interp.errors import InputError
 from repo_interp.experiments import Atlas
 from repo_interp.models.changes import changes, unchanged_weights
-from repo_interp.models.tokenizing import prepended_token, tokenizer_of
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.wrapped import model_of
 
 
 def test_an_opened_model_gives_the_numbers_of_its_bridge():
     bridge, model = ri.load("niah/repo"), ri.open_model("niah/repo")
-    assert tokenizer_of(model).get_vocab() == tokenizer_of(bridge).get_vocab()
-    assert prepended_token(model) == prepended_token(model_of(bridge))
+    assert as_decoder(model).tokenizer.get_vocab() == as_decoder(bridge).tokenizer.get_vocab()
+    assert as_decoder(model).prepended == as_decoder(model_of(bridge)).prepended
     asked = {"measures": ("positions", "attention_mass", "predictions"), "experiments": [Atlas(sequences=1, twins=0)]}
     prompts = ri.tasks.make_task("niah").prompts(2)
     ours, theirs = (ri.analyze(each, prompts, **asked) for each in (model, bridge))
     xr.testing.assert_identical(ours, theirs)
-    text = tokenizer_of(model).decode(prompts[0].tokens[1:9])
+    text = as_decoder(model).tokenizer.decode(prompts[0].tokens[1:9])
     assert ri.prompt(text, model).tokens == ri.prompt(text, bridge).tokens
     with torch.no_grad():
         next(model.parameters()).mul_(2)

@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM
 
 import repo_interp as ri
 from repo_interp.checkpoint_files.architectures import native_layout
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.load import require_parity
 from repo_interp.models.outputs import parity_errors
-from repo_interp.models.reposition import attentions
 
 TOKENS = torch.randint(3, 64, (1, 20), generator=torch.Generator().manual_seed(1))
 SETTINGS = {
@@ -55,8 +55,8 @@ def test_windows_scales_and_caps_are_those_of_the_stock_module(family, implement
     assert max(parity_errors(model, TOKENS)) < 1e-5
     windows = {"olmo3": [4, None, 4], "qwen2": [None, 4, 4], "qwen3": [None, None, 4], "mistral": [4] * 3}
     windows |= {"gemma2": [4, None, 4], "gemma3": [4] * 3, "smollm3": [4, None, 4]}
-    assert [layer.sliding_window for layer in attentions(model)] == windows.get(family, [None] * 3)
-    assert {layer.attn_logit_softcapping for layer in attentions(model)} == {0.5 if family == "gemma2" else None}
+    assert [layer.sliding_window for layer in as_decoder(model).layers] == windows.get(family, [None] * 3)
+    assert {layer.attn_logit_softcapping for layer in as_decoder(model).layers} == {0.5 if family == "gemma2" else None}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_layers_without_rotation_are_those_whose_modules_do_not_rotate(tmp_path)
 def test_loading_refuses_a_layer_that_measures_would_see_otherwise():
     model = ri.reposition(tiny("llama"), "repo")
     require_parity(model)
-    list(attentions(model))[1].sites.attended.register_forward_hook(lambda module, arguments, attended: 1.1 * attended)
+    as_decoder(model).layers[1].sites.attended.register_forward_hook(lambda module, arguments, attended: 1.1 * attended)
     with pytest.raises(ri.InputError, match=r"layer 1 \(repo\) attends otherwise than its captured") as error:
         require_parity(model)
     assert "\n" not in str(error.value)

@@ -11,7 +11,8 @@ from torch.testing import assert_close
 
 import repo_interp as ri
 from repo_interp.checkpoint_files.architectures import native_layout
-from repo_interp.models.reposition import attentions, blocks, mix_with_index
+from repo_interp.models.decoder import as_decoder
+from repo_interp.models.reposition import mix_with_index
 
 TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
 
@@ -63,20 +64,20 @@ def test_repositioning_again_starts_the_new_scheme_afresh():
 
 def test_attention_modules_are_those_of_the_model_as_it_is_now():
     model = ri.reposition(tiny("llama"), "rope,repo,nope")
-    before = list(attentions(model))
+    before = as_decoder(model).layers
     assert [each.scheme for each in before] == ["rope", "repo", "nope"]
     copied = copy.deepcopy(model)
-    assert not {id(each) for each in attentions(copied)} & {id(each) for each in before}
+    assert not {id(each) for each in as_decoder(copied).layers} & {id(each) for each in before}
     model.model.layers[1].self_attn = copy.deepcopy(model.model.layers[2].self_attn)
-    assert [each.layer_idx for each in attentions(model)] == [0, 2]
+    assert list(as_decoder(model).by_layer) == [0, 2]
     del model.model.layers[2]
     model.model.layers[1].self_attn.repositioned.layer_idx = 1
-    assert [each.scheme for each in attentions(model)] == ["rope", "nope"]
-    assert blocks(model) is model.model.layers
+    assert [each.scheme for each in as_decoder(model).layers] == ["rope", "nope"]
+    assert as_decoder(model).blocks is model.model.layers
     ri.reposition(copied, "nope")
     bridge = ri.bridge(copied)
-    assert [each.scheme for each in attentions(bridge)] == ["nope"] * 3
-    assert list(attentions(bridge)) == list(attentions(copied))
+    assert [each.scheme for each in as_decoder(bridge).layers] == ["nope"] * 3
+    assert as_decoder(bridge).layers == as_decoder(copied).layers
 
 
 def test_decoders_that_cannot_be_repositioned_are_refused():

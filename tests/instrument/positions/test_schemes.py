@@ -15,7 +15,8 @@ import repo_interp as ri
 from repo_interp import interventions as iv
 from repo_interp.models.capture import capture
 from repo_interp.models.checkpoints import load_model
-from repo_interp.models.reposition import attentions, scheme_modules
+from repo_interp.models.decoder import as_decoder
+from repo_interp.models.reposition import scheme_modules
 from repo_interp.positions.biases import FIRE, ALiBi, KerpleLog
 
 TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
@@ -57,7 +58,7 @@ def test_fused_and_open_attention_the_bridge_with_both_and_what_is_captured_agre
     assert_close(logits, fused, atol=1e-5, rtol=1e-5)
     rows, inputs = torch.tensor([0, 7, 19]), []
     capture(wrapped, TOKENS, torch.ones_like(TOKENS, dtype=torch.bool), torch.arange(2), inputs.append)
-    for one, attention in zip(inputs, attentions(wrapped), strict=True):
+    for one, attention in zip(inputs, as_decoder(wrapped).layers, strict=True):
         place = f"blocks.{one.layer}.attn"
         assert (f"{place}.hook_position_logits" in cache) == (attention.position_logits is not None)
         assert (f"{place}.hook_positions" in cache) == (one.positions is not None)
@@ -107,7 +108,7 @@ def test_bfloat16_stays_near_float32(variant):
         exact = model(TOKENS).logits
         rounded = model.to(torch.bfloat16)(TOKENS).logits
     assert rounded.dtype == torch.bfloat16 and (rounded.float() - exact).abs().mean() < 0.15 * exact.abs().mean()
-    assert all(one.frequencies is None or one.frequencies.dtype == torch.float32 for one in attentions(model))
+    assert all(one.frequencies is None or one.frequencies.dtype == torch.float32 for one in as_decoder(model).layers)
 
 
 BIASES = {ALiBi: ALiBi, KerpleLog: KerpleLog, FIRE: lambda heads: FIRE(heads, threshold=2.0)}
@@ -135,14 +136,14 @@ def test_a_bias_is_of_the_positions_of_the_pass_whatever_assigns_or_changes_them
     learned = rows != "index, changed"
     model = ri.reposition(tiny("llama"), *(["repo_alibi"] if learned else ["alibi"]), **({"assignment": rows} if learned else {}))
     seen = {}
-    for attention in attentions(model):
+    for attention in as_decoder(model).layers:
         attention.module.position_logits = BIASES[bias](4)
         if learned:
             torch.nn.init.normal_(attention.assigner.final_map.weight, std=3.0)
         else:
             heads = attention.sites.positions  # a row for every head, behind and before others, and between whole numbers
             heads.register_forward_hook(lambda m, a, z: z * torch.tensor([0.5, -1.3, 1.0, 0.07])[:, None])
-    one = list(attentions(model))[1]
+    one = as_decoder(model).layers[1]
     for name in ("positions", "position_logits"):
         getattr(one.sites, name).register_forward_hook(lambda m, a, out, name=name: seen.update({name: out}))
     with torch.no_grad():
@@ -172,7 +173,7 @@ def test_learned_positions_at_the_index_are_alibi_and_those_of_alibi_can_be_set(
             assert_close(model(TOKENS).logits, expected)
         with iv.scaled(plain, 2.0, [(1, 0), (1, 1)]), iv.shifted(plain, 5.5, [(1, 0), (1, 1)]):
             scaled = plain(TOKENS).logits
-        bias = list(attentions(plain))[1].position_logits
+        bias = as_decoder(plain).layers[1].position_logits
         slopes = torch.tensor([2.0, 2.0, 1.0, 1.0])[:, None, None]
         bias.register_forward_hook(lambda m, a, out: out * slopes)
         assert_close(plain(TOKENS).logits, scaled, atol=1e-5, rtol=1e-5)
@@ -181,7 +182,7 @@ def test_learned_positions_at_the_index_are_alibi_and_those_of_alibi_can_be_set(
 def test_prompts_with_equal_positions_have_gradients_of_their_own():
     """One bias serves all prompts where their positions are equal, but not where these are differentiated."""
     model, moves = repositioned("alibi"), torch.zeros(2, 1, 20, requires_grad=True)
-    next(attentions(model)).sites.positions.register_forward_hook(lambda m, a, z: z + moves)
+    as_decoder(model).layers[0].sites.positions.register_forward_hook(lambda m, a, z: z + moves)
     (gradient,) = torch.autograd.grad(model(TOKENS[:1].expand(2, -1)).logits[0].square().sum(), moves)
     assert gradient[0].abs().max() > 1e-3 and not gradient[1].any()
 
@@ -208,7 +209,7 @@ def test_the_scheme_matters(variant, plain):
 def test_one_map_for_all_layers_is_one_module():
     shared, own = repositioned("cope one map"), repositioned("cope")
     assert ri.added_parameters(own) == 3 * ri.added_parameters(shared)
-    assert len({id(a.position_logits.position_map) for a in attentions(shared)}) == 1
+    assert len({id(a.position_logits.position_map) for a in as_decoder(shared).layers}) == 1
 
 
 def test_hope_chooses_by_the_frequencies_of_training_then_scales():
@@ -234,7 +235,7 @@ def test_dropped_components_leave_the_dot_product():
     from repo_interp.positions.rotary import rotate
 
     model = ri.reposition(tiny("llama"), "rope_high")
-    attention = next(attentions(model))
+    attention = as_decoder(model).layers[0]
     kept = torch.cat([attention.components, attention.components])
     assert 0 < kept.sum() < len(kept)
     hidden, positions = torch.randn(1, 6, 32), torch.arange(6.0).view(1, 1, 6)

@@ -1,0 +1,255 @@
+"""One object for each opened model: its layers, sizes, schemes, and where it came from.
+
+    as_decoder(model)    a model of Hugging Face, a bridge, or what torch.compile or peft put around one, once made and then found again
+
+Modules are looked up again only after a module above them was exchanged; attributes of layers are never kept, since schemes and
+interventions change them. A model and the bridge around it have a `Decoder` each, with the same layers: what is remembered of a bridge,
+such as the hooks that it began with, is not true of the model inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from repo_interp.errors import InputError, one_line
+from repo_interp.models.attention import RepositionedAttention, attached
+from repo_interp.models.wrapped import model_of, unwrapped
+from repo_interp.positions.layouts import LEARNED, NO_ATTENTION
+
+_DECODER = "_repo_interp_decoder"
+"""The one attribute of a model for all of this: unlike the entry of a weak table it goes with copies of the model, and with torch.save."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a loaded model came from."""
+
+    name: str
+    """The directory's or hub repository's name, without the path to it; for a directory of our own training its parent's too
+    ("language/rope", "reversal-repo/seed-0"), since a scheme or a seed alone names nothing.
+    """
+    digest: str
+    """SHA-256 over config.json and the weight files."""
+    training_length: int
+    """Longest prompts it was trained on, in tokens."""
+    directory: Path
+    """Where its files are on this machine."""
+    scaling: str = ""
+    """How its rotation was scaled when it was loaded, otherwise than its configuration says; empty where it was not."""
+    remarks: str = ""
+    """What its config.json leaves open or describes beside the decoder, as `Checkpoint` has it."""
+
+
+@dataclass(eq=False, repr=False)
+class Decoder:
+    """What is known of an opened model."""
+
+    module: Any
+    """The bridge, or the model of Hugging Face."""
+    origin: Origin | None = None
+    """The checkpoint that it was loaded from; None for a model made in memory."""
+    prepended: int | None = None
+    """The BOS that its tokenizer puts before a text; None where it puts none, and without a tokenizer."""
+    weights: tuple[Mapping[str, Any], Mapping[str, int]] | None = None
+    """States and fingerprints of the weights that it was loaded with (`changes`)."""
+    rotations: Mapping[str, Any] | None = None
+    """How each layer of a bridge rotated when it was made (`changes`)."""
+    first_hook: int = 0
+    """The number of the first hook that came after a bridge was made (`changes`)."""
+    found: dict[str, Any] = field(default_factory=dict)
+    """Modules that were looked up, with those above them (`modules`)."""
+
+    @property
+    def owner(self) -> Any:
+        """The model of Hugging Face, inside a bridge too."""
+        return model_of(self.module)
+
+    @property
+    def stack(self) -> Any:
+        """The model of Hugging Face without its unembedding."""
+        owner = self.owner
+        return owner.base_model if owner.base_model is not owner else owner.model  # Llama 4's prefix names another model
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The layers of a model, with and without attention."""
+        (found,) = self.modules("blocks", _numbered_layers)
+        return found  # pyright: ignore[reportReturnType]
+
+    @property
+    def repositioned(self) -> list[RepositionedAttention]:
+        """As `layers`; none of a stock decoder."""
+        found = [attached(module) for module in self.modules("attentions", _attending)]
+        by_layer = {attention.layer_idx: attention for attention in found if attention is not None}
+        return [by_layer[layer] for layer in sorted(by_layer)]
+
+    @property
+    def layers(self) -> list[RepositionedAttention]:
+        """The attention of every layer that has one, from the first layer to the last. Raises InputError for a stock decoder."""
+        found = self.repositioned
+        if not found:
+            raise InputError(
+                "this model was never repositioned; call repo_interp.reposition(model, layout) or load it with repo_interp.load"
+            )
+        return found
+
+    @property
+    def by_layer(self) -> dict[int, RepositionedAttention]:
+        """The same by number of layer."""
+        return {attention.layer_idx: attention for attention in self.layers}
+
+    @property
+    def layer_count(self) -> int:
+        """Layers with and without attention; where one has two attention modules (LongCat), they count as two."""
+        return max(len(self.blocks), 1 + self.layers[-1].layer_idx)
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """The position scheme of every layer; "-" for a layer without attention."""
+        schemes = {layer: attention.scheme for layer, attention in self.by_layer.items()}
+        return tuple(schemes.get(layer, NO_ATTENTION) for layer in range(self.layer_count))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Layers, with and without attention, and query heads of the first layer that attends."""
+        return self.layer_count, self.heads
+
+    @property
+    def learned_layers(self) -> list[int]:
+        """The layers that learn positions."""
+        return [layer for layer, attention in self.by_layer.items() if attention.scheme in LEARNED]
+
+    @property
+    def positioned(self) -> dict[int, RepositionedAttention]:
+        """The layers whose rotation or bias goes by positions."""
+        return {layer: attention for layer, attention in self.by_layer.items() if attention.uses_positions}
+
+    @property
+    def assigners(self) -> list[nn.Module]:
+        """What assigns positions, of every layer that has one."""
+        return [attention.assigner for attention in self.layers if attention.assigner is not None]
+
+    @property
+    def config(self) -> Any:
+        """The configuration of the decoder."""
+        return self.layers[0].config
+
+    @property
+    def vocabulary_size(self) -> int:
+        """How many tokens there are."""
+        return int(self.config.vocab_size)
+
+    @property
+    def heads(self) -> int:
+        """Query heads of the first layer that attends."""
+        return self.layers[0].heads
+
+    @property
+    def kv_heads(self) -> int:
+        """Key-value heads of the same layer."""
+        return self.layers[0].kv_heads
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer that reads text for the model; None where there is none.
+
+        It stays an attribute of the model, which TransformerLens reads and a user may set.
+        """
+        return getattr(self.module, "tokenizer", None)
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """The first parameter, which stands for all in precision and place."""
+        return next(self.module.parameters())
+
+    @property
+    def device(self) -> torch.device:
+        """Where prompts are given to the model."""
+        return self.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the weights."""
+        return self.weight.dtype
+
+    def modules(self, name: str, find: Callable[[Any], list[nn.Module]]) -> list[nn.Module]:
+        """The modules that `find` gives of a decoder, kept by `name` while every module above them has the same children.
+
+        A walk through all modules of a bridge takes milliseconds, and an analysis would walk it for each of its steps.
+        """
+        owner = self.owner
+        kept = as_decoder(owner).found
+        found, above = kept.get(name, ([], []))
+        if not found or any(tuple(module._modules.values()) != children for module, children in above):
+            found = find(self)
+            wanted = {id(module) for module in found}
+            holds = (module for module in owner.modules() if id(module) not in wanted)
+            above = [
+                (module, tuple(module._modules.values()))
+                for module in holds
+                if any(id(part) in wanted for part in module.modules())
+            ]
+            kept[name] = found, above
+        return found
+
+
+def as_decoder(model: Any) -> Decoder:
+    """Return the `Decoder` of a model.
+
+    Args:
+        model: A model of Hugging Face or a bridge, also inside `torch.compile` or a PeftModel.
+
+    Returns:
+        The one object for this model or bridge, made at the first call.
+
+    Raises:
+        InputError: `model` is no model, or its adapter computes beside the modules of the model.
+    """
+    require_model(model)
+    module = unwrapped(model)
+    known = vars(module).get(_DECODER) or Decoder(module)
+    if known.module is not module:  # a shallow copy of a model
+        known = replace(known, module=module, found={})
+    object.__setattr__(module, _DECODER, known)  # not by a bridge's own, which would give it to the model inside
+    return known
+
+
+def require_model(model: object) -> None:
+    """Raise InputError where `model` is no model of Hugging Face, and no bridge around one."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"a model or a bridge was wanted, as ri.load returns it; got {one_line(repr(model), 80)}")
+    if not hasattr(model_of(model), "config"):  # DataParallel, say
+        raise InputError(
+            f"a model or a bridge was wanted, as ri.load returns it; got a {type(model).__name__}: give the model inside, if it has one"
+        )
+
+
+def attentions_of(model: nn.Module, layers: Collection[int]) -> list[RepositionedAttention]:
+    """The attention modules of `layers`, in the order of the model. Raises InputError for a layer that the model lacks."""
+    by_layer = as_decoder(model).by_layer
+    for layer in layers:
+        if layer not in by_layer:
+            raise InputError(f"layer {layer} was asked for; the model's are {_listed(by_layer)}")
+    return [by_layer[layer] for layer in sorted(layers)]
+
+
+def _listed(layers: Collection[int]) -> str:
+    """Numbers of layers, for messages."""
+    whole = list(layers) == list(range(len(layers)))
+    return f"0 to {len(layers) - 1}" if whole else f"{', '.join(map(str, layers))} (others have no attention)"
+
+
+def _attending(decoder: Decoder) -> list[nn.Module]:
+    return [module for module in decoder.owner.modules() if attached(module) is not None]
+
+
+def _numbered_layers(decoder: Decoder) -> list[nn.Module]:
+    lists = [module for module in decoder.stack.modules() if isinstance(module, nn.ModuleList)]
+    # The outermost list of numbered layers: some families keep lists of norms or of experts beside it.
+    return [next(each for each in lists if any(hasattr(module, "layer_idx") for module in each.modules()))]
