@@ -27,7 +27,6 @@ from repo_interp.cli.options import (
 from repo_interp.entry_points import EXPERIMENTS, MEASURES, TASKS, names, require_names
 from repo_interp.errors import InputError, Unfinished
 from repo_interp.failures import is_out_of_memory
-from repo_interp.models.decoder import as_decoder
 from repo_interp.values import field_value, with_field
 
 if TYPE_CHECKING:
@@ -174,6 +173,7 @@ def _request(arguments: argparse.Namespace, name: str, step: Step) -> Request:
     from repo_interp.experiments.catalogue import experiment_named
     from repo_interp.measures.catalogue import measure_named
     from repo_interp.models.load import open_model
+    from repo_interp.models.reposition import layout
     from repo_interp.plots.catalogue import view_of
 
     experiments = [experiment_named(experiment) for experiment in arguments.experiments or ()]
@@ -194,10 +194,7 @@ def _request(arguments: argparse.Namespace, name: str, step: Step) -> Request:
         source = "--text" if arguments.prompts is None else f"the file {Path(arguments.prompts).name}"
     else:
         prompts, task, source = _make_prompts(arguments, bridge)
-    wanted, parameters = (
-        arguments.measures or default_measures(prompts, as_decoder(bridge).schemes, arguments.layers),
-        arguments.parameters,
-    )
+    wanted, parameters = arguments.measures or default_measures(prompts, layout(bridge), arguments.layers), arguments.parameters
     if arguments.experiments is None and arguments.measures is None and arguments.layers is None:
         experiments = default_experiments(bridge, prompts, task)
     if arguments.save_maps is not None:
@@ -220,7 +217,7 @@ def _announce(console: Console, name: str, request: Request) -> None:
     line += ", ".join(measure.name for measure in request.measures)
     if request.experiments:
         line += f", experiments {', '.join(plan.experiment.name for plan in request.experiments)} ({len(request.passes):,} more prompts)"
-    line += f", on {as_decoder(request.bridge).device}"
+    line += f", on {request.decoder.device}"
     if processes.count() > 1:
         line += f", in {processes.count()} processes"
     console.print(bold(name, line), highlight=False)
@@ -327,6 +324,7 @@ def _make_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any]
     from repo_interp.analysis.room import batch_limit, require_memory_for_pass, require_room_for_prompts
     from repo_interp.analysis.score import task_of
     from repo_interp.analysis.trained_task import trained_name
+    from repo_interp.models.decoder import as_decoder
 
     origin = as_decoder(bridge).origin
     assert origin is not None  # a command has loaded it

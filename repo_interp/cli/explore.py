@@ -9,7 +9,6 @@ from typing import Any
 from repo_interp.cli.checkpoint import DEFAULT, find
 from repo_interp.cli.options import add_device, placed
 from repo_interp.errors import InputError
-from repo_interp.models.decoder import as_decoder
 
 SUMMARY = (
     "Explore a checkpoint in the browser: change positions of tokens, and see attention, the answer and the continuation follow."
@@ -59,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     with place:
         (explored, source), token, console = _explored(arguments), kept_token(), Console()
         address = f"http://{HOST}:{place.getsockname()[1]}/{token}/"
-        device = as_decoder(explored.bridge).device
+        device = explored.decoder.device
         console.print(
             bold(address, f"  the explorer, for this machine alone, on {device}; Ctrl-C ends it"), highlight=False, soft_wrap=True
         )
@@ -92,6 +91,7 @@ def _explored(arguments: argparse.Namespace) -> tuple[Any, str]:
     """
     from repo_interp.checkpoint_files.fetched import fetched_directory
     from repo_interp.explorer.messages import Explored, over_the_same_texts, prompts_of
+    from repo_interp.models.decoder import as_decoder
     from repo_interp.models.load import open_model
     from repo_interp.run import read_run
     from repo_interp.shipped import means_zoo, zoo_path

@@ -26,7 +26,6 @@ from repo_interp.cli.options import (
 )
 from repo_interp.entry_points import TASKS, require_names
 from repo_interp.errors import InputError
-from repo_interp.models.decoder import as_decoder
 from repo_interp.values import value_of
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
         results.write(scores)
         results.withdraw()
         published = drawn(results, scores, step, command.formats)
-    console.print(bold(arguments.checkpoint, f": scored on {as_decoder(bridge).device}"), highlight=False)
+    console.print(bold(arguments.checkpoint, f": scored on {bridge.device}"), highlight=False)
     console.print(f"prompts from {scores.attrs['prompts_from']}", highlight=False)
     print_tables(console, scores)
     return print_results(console, results, published)
