@@ -101,7 +101,7 @@ def test_a_paper_makes_its_directory_and_the_page_has_every_claim_with_its_comma
     out = tmp_path / "out"
     assert main(command(checkpoints, "--fast", "--out", str(out))) == 0
     said = capsys.readouterr().out
-    assert said.startswith("hope: 1 checkpoint\n")
+    assert said.startswith("models run on ") and "\nhope: 1 checkpoint\n" in said
     assert "H1" in said
     page = (out / "claims.md").read_text()
     gallery = (out / "README.md").read_text()
