@@ -560,7 +560,7 @@ def test_a_verdict_stands_on_a_number():
 
 def test_a_failing_figure_leaves_nothing(tmp_path):
     class Broken(Figure):
-        def draw_without_rendering(self):
+        def draw(self, renderer):
             raise RuntimeError("no")
 
     result = Result(PAPER.experiments[0], (Drawing("broken", Broken(), "", xr.Dataset()),), ())
