@@ -184,7 +184,8 @@ def messages(source: str) -> Iterator[tuple[str, str, str]]:
 def _said(node: ast.AST) -> tuple[str, ast.expr | None]:
     """Which kind of error or warning a piece of code gives, and its text; None where it gives none."""
     if isinstance(node, ast.Return) and isinstance(node.value, ast.JoinedStr | ast.IfExp):
-        return "InputError", node.value if re.search("wanted|; (leave|add) it|cannot be opened|is no causal", ast.unparse(node.value)) else None
+        refuses = re.search("wanted|; (leave|add) it|cannot be opened|is no causal", ast.unparse(node.value))
+        return "InputError", node.value if refuses else None
     if not isinstance(node, ast.Call) or not node.args:
         return "", None
     name = ast.unparse(node.func).rpartition(".")[2]
