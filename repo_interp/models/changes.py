@@ -45,8 +45,9 @@ def unchanged_weights(model: nn.Module) -> None:
 
 
 def states(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, int, int]]:
-    """Where each tensor lies, its version, and a sum of its bits over rows and columns, each weighted by its place: equal while nothing
-    was written to it.
+    """Return the address, the version and a sum of the bits of each tensor; they stay equal until it is written to.
+
+    The sum weighs rows and columns by their place, so that it changes when two of them change places.
     """
     sums = dict[torch.device, dict[str, Tensor]]()
     for name, tensor in tensors.items():

@@ -52,7 +52,7 @@ def why_not(subject: Subject, options: Any, cache: Cache) -> tuple[str, ...]:
 
 
 def against(data: xr.Dataset) -> tuple[str, ...]:
-    """The same of what `_measure` measured."""
+    """Return why `data`, as `_measure` gives it, allows no claim about learned positions; empty where it does."""
     spans, shares = data["range"], data["from_token"]
     valid = (spans >= SMALLEST_RANGE) & (shares < FOLLOWS_FROM_TOKEN)
     if not bool(valid.any()):

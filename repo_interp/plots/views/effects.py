@@ -241,7 +241,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
 
 
 def _robust(measured: xr.Dataset) -> Iterator[Finding]:
-    """How much the positions of one layer may cost at most, where none is found to cost anything: a null result excludes no more."""
+    """Yield the largest loss that cannot be excluded, where no layer is found whose positions matter."""
     mean, errors = _mean_and_error(measured["layer_log_probability_change"])
     if not bool(mean.notnull().any()) or bool((mean < np.minimum(-STANDARD_ERRORS * errors, -LEAST)).any()):
         return

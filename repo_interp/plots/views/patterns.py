@@ -252,7 +252,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
 
 
 def _by_spans(run: xr.DataTree, found: xr.DataArray) -> str:
-    """That line, sentence or span explain more of the positions of heads `found` than the token index: they step rather than count."""
+    """Return a clause for heads whose positions line, sentence or span explain better than the token index; they step rather than count."""
     if "position_sources" not in run.children:
         return ""
     alone = group(run, "position_sources")["alone"].where(found)

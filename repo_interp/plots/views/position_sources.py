@@ -153,7 +153,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
 
 
 def _distinct(dataset: xr.Dataset) -> str:
-    """How many different rows of positions heads have, where some share theirs."""
+    """Return how many different rows of positions there are, where heads share them."""
     numbers = dataset[["alone", "share"]].to_array().transpose("layer", "head", ...).values
     named = np.argwhere(dataset["kind"].transpose("layer", "head").values != "").tolist()
     rows = {(layer, numbers[layer, head].tobytes()) for layer, head in named}
@@ -161,7 +161,7 @@ def _distinct(dataset: xr.Dataset) -> str:
 
 
 def _within(run: xr.DataTree, found: xr.DataArray) -> str:
-    """The range of the positions of heads `found`, where it was measured."""
+    """Return the ranges of the positions of heads `found`, where the run has them."""
     if "positions" not in run.children or "position_range" not in group(run, "positions"):
         return ""
     ranges = over_prompts(group(run, "positions")["position_range"]).where(found)
