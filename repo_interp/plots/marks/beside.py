@@ -302,6 +302,7 @@ class Dots(Chart):
         elif (least := values.attrs.get("least")) is not None:  # a smaller change is rounding
             ax.update_datalim([(-least, 0), (least, 0)])
             ax.autoscale_view(scaley=False)
+            ax.locator_params(axis="x", nbins=4)
             ax.axvline(0, color="#8A8A8A", linewidth=0.6, zorder=0)
         ax.grid(axis="x")
         name_figure(figure, str(values.attrs.get("long_name", values.name)), _averaged_over(values, axis, None))

@@ -127,13 +127,16 @@ def screening_fit(run: xr.DataTree) -> PaperFigure:
             ax.plot(truth.sel(layer=layer), estimate.sel(layer=layer), "o", color=colour, markersize=2.6, markeredgewidth=0)
         ends = [*ax.get_xlim(), *ax.get_ylim()]
         ax.plot([min(ends), max(ends)], [min(ends), max(ends)], color="#8A8A8A", linewidth=0.6, zorder=0)
-        for axis in ("x", "y"):
-            getattr(ax, f"set_{axis}scale")("symlog", linthresh=LINEAR)
-            getattr(ax, f"{axis}axis").set_major_locator(SymmetricalLogLocator(base=10, linthresh=LINEAR, subs=[1.0]))
-        plain_decades(ax.xaxis)
-        plain_decades(ax.yaxis)
+        if max(map(abs, ends)) > 2 * LINEAR:  # else one decade or none would have a tick
+            for axis in ("x", "y"):
+                getattr(ax, f"set_{axis}scale")("symlog", linthresh=LINEAR)
+                getattr(ax, f"{axis}axis").set_major_locator(SymmetricalLogLocator(base=10, linthresh=LINEAR, subs=[1.0]))
+            plain_decades(ax.xaxis)
+            plain_decades(ax.yaxis)
+        else:
+            ax.locator_params(nbins=3)
         rho = float(effects["rank_correlation"].sel(kind=kind, screening="output"))
-        ax.set_title(f"{KIND_NAMES.get(kind, kind)}: rank r = {rho:.2f}")
+        ax.set_title(f"{KIND_NAMES.get(kind, kind)}\nrank r = {rho:.2f}")
         ax.set(xlabel="exact", ylabel="one backward pass")
     figure.suptitle("change of the logit difference; line: equal", x=0.01, ha="left")
     legend_below(figure, scheme_handles(schemes(effects).values(), "o"))
